@@ -1,0 +1,49 @@
+# Everything runs in environments of its own under .venv/, made from nothing.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+PIP = pip install --quiet --disable-pip-version-check
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: demo test test-modern test-classic lint format clean
+
+demo: $(VENV)/demo/ready
+	$(VENV)/demo/bin/python examples/demo.py
+
+test: lint test-modern test-classic
+
+test-modern: $(VENV)/modern/ready
+	$(VENV)/modern/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+test-classic: $(VENV)/classic/ready
+	$(VENV)/classic/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(VENV)/modern/ready
+	$(VENV)/modern/bin/ruff check .
+	$(VENV)/modern/bin/ruff format --check .
+
+format: $(VENV)/modern/ready
+	$(VENV)/modern/bin/ruff check --fix .
+	$(VENV)/modern/bin/ruff format .
+
+$(VENV)/demo/ready: setup.py
+	$(PYTHON) -m venv $(VENV)/demo
+	$(VENV)/demo/bin/$(PIP) ".[plots]"
+	touch $@
+
+$(VENV)/modern/ready: setup.py requirements/modern.txt requirements/dev.txt
+	$(PYTHON) -m venv $(VENV)/modern
+	$(VENV)/modern/bin/$(PIP) -r requirements/modern.txt -r requirements/dev.txt ruff
+	$(VENV)/modern/bin/$(PIP) --no-deps -e .
+	touch $@
+
+$(VENV)/classic/ready: setup.py requirements/classic.txt requirements/classic-no-deps.txt requirements/dev.txt
+	$(PYTHON) -m venv $(VENV)/classic
+	$(VENV)/classic/bin/$(PIP) -r requirements/classic.txt
+	$(VENV)/classic/bin/$(PIP) --no-deps -r requirements/classic-no-deps.txt
+	$(VENV)/classic/bin/$(PIP) -r requirements/classic.txt -r requirements/dev.txt
+	$(VENV)/classic/bin/$(PIP) --no-deps --no-build-isolation -e .
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,65 @@
+"""What both Keras generations have under one name."""
+
+import contextlib
+import sys
+
+import keras
+
+register = keras.saving.register_keras_serializable(package="dp2_keras")
+
+
+def flatten_layers(model):
+    """All layers of a model at any depth, itself first."""
+    return list(model._flatten_layers())
+
+
+def recurrent_layers(model):
+    """The layers that loop over time."""
+    return [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.RNN)]
+
+
+def mask_of(tensor):
+    """The Keras mask of an output, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor, mask):
+    """Gives a tensor a Keras mask."""
+    tensor._keras_mask = mask
+    return tensor
+
+
+def functional_arguments(args, kwargs):
+    """Whether a model's constructor was given inputs and outputs."""
+    return len(args) >= 2 or "outputs" in kwargs
+
+
+def stock_train_step():
+    """The plain Keras `train_step` that is running: (model, data), or None.
+
+    Keras hands its optimizer neither the model nor the data, and the privacy rules
+    need both. Only Keras's own code is recognised, so that anything else is refused.
+    """
+    code = keras.Model.train_step.__code__
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame and (frame.f_locals["self"], frame.f_locals["data"])
+
+
+@contextlib.contextmanager
+def attributes(changes):
+    """Sets attributes for a while: `changes` is a list of (object, name, value)."""
+    with contextlib.ExitStack() as stack:
+        for thing, name, value in changes:
+            had = name in vars(thing) or isinstance(getattr(type(thing), name, None), property)
+            stack.callback(_restore, thing, name, had, getattr(thing, name, None))
+            setattr(thing, name, value)
+        yield
+
+
+def _restore(thing, name, had, value):
+    if had:
+        setattr(thing, name, value)
+    else:
+        delattr(thing, name)

@@ -1,0 +1,192 @@
+"""Keras 3 on TensorFlow."""
+
+import contextlib
+
+import tensorflow as tf
+from keras.src.models.functional import Functional
+from keras.src.random.seed_generator import global_seed_generator
+
+from dp2_keras._keras.common import *  # noqa: F403
+from dp2_keras._keras.common import attributes, flatten_layers, keras, recurrent_layers
+from dp2_keras.errors import NonPrivateUpdateError
+
+LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
+
+
+def native(variable):
+    """The `tf.Variable` of a Keras variable."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def is_variable(value):
+    """Whether this is a variable, Keras's or TensorFlow's."""
+    return isinstance(value, (keras.Variable, tf.Variable))
+
+
+def regularizer_count(model):
+    """How many weights carry a regulariser."""
+    return sum(v.regularizer is not None for v in model.trainable_variables)
+
+
+def regularization_loss(model):
+    """The sum of the weight regularisers; free of data."""
+    weights = [v for v in model.trainable_variables if v.regularizer is not None]
+    return tf.add_n([tf.cast(v.regularizer(v), tf.float32) for v in weights])
+
+
+@contextlib.contextmanager
+def constant_regularizers(model):
+    """Inside, weight regularisers keep their value and have no gradient."""
+    weights = [v for v in model.trainable_variables if v.regularizer is not None]
+    frozen = [_ConstantRegularizer(v) for v in weights]
+    with attributes([(v, "regularizer", r) for v, r in zip(weights, frozen)]):
+        yield
+
+
+class _ConstantRegularizer(keras.regularizers.Regularizer):
+    def __init__(self, variable):
+        self.variable, self.regularizer = variable, variable.regularizer
+
+    def __call__(self, _):
+        return self.regularizer(tf.stop_gradient(tf.convert_to_tensor(self.variable)))
+
+
+def random_source_count(model):
+    """How many generators of random numbers the layers own."""
+    return len(_seed_generators(model))
+
+
+def _seed_generators(model):
+    owned = [g for layer in flatten_layers(model) for g in layer._seed_generators]
+    return [*owned, global_seed_generator()]
+
+
+def random_state_handles(model):
+    """The resource handles that drawing random numbers may write."""
+    return [g.state.value.handle for g in _seed_generators(model)]
+
+
+@contextlib.contextmanager
+def example_scope(model, seeds):
+    """Inside, one example: random layers follow `seeds`, and nothing is written.
+
+    Args:
+        model: the model.
+        seeds: uint32 [random_source_count(model), 2].
+    """
+    states = [g.state for g in _seed_generators(model)]
+    mapping = [(state, tf.cast(seed, state.dtype)) for state, seed in zip(states, tf.unstack(seeds))]
+    with keras.StatelessScope(state_mapping=mapping):
+        yield
+
+
+def unrolled(model):
+    """Inside, recurrent layers unroll over time, which `vectorized_map` can take."""
+    recurrent = recurrent_layers(model)
+    return attributes(
+        [(layer, "unroll", True) for layer in recurrent]
+        + [(layer, "use_cudnn", False) for layer in recurrent if hasattr(layer, "use_cudnn")]
+    )
+
+
+def added_losses(layer):
+    """What the layer's own last call gave to `add_loss`."""
+    return list(layer._losses)
+
+
+def operations(model):
+    """Layers and operations that one call of the model runs, nested models left whole."""
+    return model.operations if isinstance(model, Functional) else model.layers
+
+
+def sequential_layers(model):
+    """The layers of a Sequential model, its input layer too."""
+    return list(model._layers)
+
+
+def forward(model, x):
+    """Calls the model as Keras's own `train_step` does."""
+    return model(x, training=True) if model._call_has_training_arg else model(x)
+
+
+def functional_structure(model):
+    """Inputs and outputs of a functional model, as its author nested them."""
+    return model._inputs_struct, model._outputs_struct
+
+
+def build_losses(model, y_pred):
+    """Makes the loss trackers, which must exist before the first example."""
+    del model, y_pred  # Keras 3 has done so by now.
+
+
+def compute_loss(model, x, y, y_pred, sample_weight):
+    """The compiled loss, through the model's own `compute_loss`."""
+    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+
+
+def update_loss(model, x, y, y_pred, sample_weight, batch_size):
+    """Logs the loss of a batch as Keras's own `train_step` does."""
+    loss = compute_loss(model, x, y, y_pred, sample_weight)
+    model._loss_tracker.update_state(loss, sample_weight=batch_size)
+
+
+def compile_without_optimizer(model, *args, **kwargs):
+    """Gives a model a loss and metrics, and no way to be trained."""
+    model.compile(None, *args, **kwargs)
+
+
+class Optimizer(keras.optimizers.Optimizer):
+    """A Keras optimizer whose public ways to update weights are closed."""
+
+    _stock_loss = None
+
+    def is_built(self):
+        """Whether the state exists."""
+        return self.built
+
+    def ensure_built(self, variables):
+        """Creates the state, or checks that it fits these variables."""
+        if not self.built:
+            with tf.init_scope():
+                self.build(variables)
+        self._check_variables_are_known(variables)
+
+    def variable_index(self, variable):
+        """The position of a variable among those the optimizer was built with."""
+        return self._get_variable_index(variable)
+
+    def add_state(self, variables, name):
+        """A zero per variable, in at least float32."""
+        return [self._add_zeros(v, f"{v.path.replace('/', '_')}_{name}") for v in variables]
+
+    def _add_zeros(self, variable, name):
+        dtype = tf.as_dtype(variable.dtype)
+        return self.add_variable(
+            variable.shape, dtype=dtype.name if dtype.size >= 4 else "float32", name=name
+        )
+
+    def add_scalar(self, value, name):
+        """A scalar that is saved with the state."""
+        return self.add_variable((), initializer=keras.initializers.Constant(value), name=name)
+
+    def apply_updates(self, updates, variables):
+        """Keras's own update: weights, moving average, constraints, step counter."""
+        super().apply(updates, variables)
+
+    def _apply_weight_decay(self, variables):
+        """`update_step` decays, at the rate of the step's phase."""
+
+    def scale_loss(self, loss):
+        """Keras calls it with the loss of a stock model, right before the gradient."""
+        self._stock_loss = loss
+        return loss
+
+    def apply_gradients(self, grads_and_vars):
+        """Trains a stock model privately, or raises; the gradients are not looked at."""
+        loss, self._stock_loss = self._stock_loss, None
+        self.train_stock_model(loss, [v for _, v in grads_and_vars])
+
+    def apply(self, grads, trainable_variables=None):
+        """Raises: gradients of unknown origin are never applied."""
+        del grads, trainable_variables
+        raise NonPrivateUpdateError(self.how_to_train)

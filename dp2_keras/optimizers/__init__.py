@@ -1,0 +1,17 @@
+"""Named private optimizers, each a row of the same composition."""
+
+from dp2_keras.optimizers.base import PrivateOptimizer
+from dp2_keras.optimizers.dp2 import DP2Adagrad, DP2RMSprop, DP2Yogi
+from dp2_keras.optimizers.dp_adaptive import DPAdagrad, DPAdam, DPRMSprop
+from dp2_keras.optimizers.dp_sgd import DPSGD
+
+__all__ = [
+    "DP2Adagrad",
+    "DP2RMSprop",
+    "DP2Yogi",
+    "DPAdagrad",
+    "DPAdam",
+    "DPRMSprop",
+    "DPSGD",
+    "PrivateOptimizer",
+]

@@ -1,0 +1,410 @@
+"""One private step, of which every optimizer here is a row.
+
+    p == s1  : v <- rule(v, G / s1);  G <- 0                 (refresh, before the step)
+    scale    = 1 if p < s1 else 1 / (sqrt(v) + eps)
+    C, lr    = (C_sgd, lr_sgd) if p < s1 else (C_adaptive, lr_adaptive)
+    g~       = ( sum_i clip(scale * g_i, C) + N(0, (sigma C)^2 I) ) / B
+    G        <- G + g~                                       (SGD phase only)
+    w        <- w - lr * (g~ + gradient of weight regularisers + weight_decay * w)
+
+Algorithm 1 of arXiv:2212.00309. G is zero whenever an SGD phase starts, because a
+refresh empties it and an adaptive step leaves it alone. Methods that are not delayed
+refresh v from g~ itself, in every step, and scale after the noise.
+
+An optimizer never sees a gradient of the data. It states a `ClippingQuery`, and takes
+back the `ClippedSum` that answers it; everything else is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from dp2_keras import _checks, _keras
+from dp2_keras.errors import NonPrivateUpdateError
+from dp2_keras.noise import NoiseSource
+from dp2_keras.optimizers import stock
+from dp2_keras.preconditioners import Preconditioner
+from dp2_keras.privatizer import ClippedSum, ClippingQuery, GaussianPrivatizer, add_noise
+from dp2_keras.schedule import ConstantSchedule, DelayedSchedule, Phase
+
+NOISE_STREAM = 0
+RANDOM_LAYER_STREAM = 1
+
+_REFUSED = {
+    "gradient_accumulation_steps": "would clip sums of examples; use `physical_batch_size` in `compile`",
+    "loss_scale_factor": "would scale what is clipped; use the `mixed_bfloat16` policy",
+    "clipnorm": "clips after the noise, which protects nobody; use `l2_norm_clip`",
+    "clipvalue": "clips after the noise, which protects nobody; use `l2_norm_clip`",
+    "global_clipnorm": "clips after the noise, which protects nobody; use `l2_norm_clip`",
+}
+
+
+class PrivateOptimizer(_keras.Optimizer):
+    """Base class of all optimizers here; by itself the step of DP-SGD.
+
+    Args:
+        learning_rate: float or `LearningRateSchedule`.
+        l2_norm_clip: C, the largest norm an example's (scaled) gradient may have.
+            Infinity means no clipping, and needs `noise_multiplier=0`.
+        noise_multiplier: sigma; the sum of clipped gradients gets noise of deviation
+            sigma C. 0 means no noise and no privacy.
+        expected_batch_size: B, the public number that divides the noisy sum. Defaults
+            to the batch size of `fit`.
+        noise_seed: integer, for tests and experiments: the same noise in every run,
+            hence no privacy. Defaults to a secret key from the operating system.
+        weight_decay: decoupled weight decay, at the rate of the step's phase.
+        use_ema: keep a moving average of the weights, as in Keras.
+        ema_momentum: its momentum. Defaults to 0.99.
+        ema_overwrite_frequency: how often the average overwrites the weights.
+        name: the optimizer's name.
+
+    Raises:
+        ValueError: for a value out of range, and for an argument of Keras's optimizers
+            that would change what is clipped.
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        l2_norm_clip,
+        noise_multiplier,
+        *,
+        expected_batch_size=None,
+        noise_seed=None,
+        weight_decay=None,
+        use_ema=False,
+        ema_momentum=0.99,
+        ema_overwrite_frequency=None,
+        name=None,
+        **refused,
+    ):
+        _refuse_arguments(type(self).__name__, refused)
+        GaussianPrivatizer(l2_norm_clip, noise_multiplier)  # Checks both, and their pair.
+        if expected_batch_size is not None:
+            _checks.positive_integer(expected_batch_size=expected_batch_size)
+        if noise_seed is not None and not isinstance(noise_seed, int):
+            _checks.fail("an integer or None", noise_seed=noise_seed)
+        super().__init__(
+            learning_rate=check_rate(learning_rate=learning_rate),
+            weight_decay=weight_decay,
+            use_ema=use_ema,
+            ema_momentum=ema_momentum,
+            ema_overwrite_frequency=ema_overwrite_frequency,
+            name=name or type(self).__name__.lower(),
+        )
+        self.l2_norm_clip = l2_norm_clip
+        self.noise_multiplier = noise_multiplier
+        self.expected_batch_size = expected_batch_size
+        self.noise_seed = noise_seed
+        self._noise_source = NoiseSource(noise_seed)
+        self._batch_size = expected_batch_size
+        self._open_query = None
+        self._updating = False
+        self._second_moments = self._gradient_sums = self._first_moments = None
+
+    how_to_train = stock.HOW_TO_TRAIN
+
+    # The row of the table: when, how to scale, and whether to average.
+
+    @property
+    def schedule(self) -> ConstantSchedule | DelayedSchedule:
+        """When a step is adaptive; never, by itself."""
+        return ConstantSchedule(Phase.SGD)
+
+    @property
+    def preconditioner(self) -> Preconditioner | None:
+        """The rule for v and its scale; None scales by 1."""
+        return None
+
+    @property
+    def first_moment_decay(self) -> float:
+        """Decay of a debiased mean of the private gradients; 0 for none."""
+        return 0.0
+
+    @property
+    def is_delayed(self) -> bool:
+        """Scale before the noise, by a v made of earlier private gradients."""
+        return isinstance(self.schedule, DelayedSchedule)
+
+    # What a step may ask, and what it does with the answer.
+
+    def begin_step(self, variables: Sequence) -> ClippingQuery:
+        """Refreshes the preconditioner if it is due, and states this step's query.
+
+        Args:
+            variables: the trainable variables of this step.
+
+        Returns:
+            The `ClippingQuery` that `finish_step` wants answered.
+
+        Raises:
+            ValueError: if there is nothing to train, or no batch size to divide by.
+        """
+        variables = list(variables)
+        self._check_can_step(variables)
+        self.ensure_built(variables)
+        self._refresh_if_due(variables)
+        clip = self._by_phase(self._privatizer(Phase.SGD).l2_norm_clip, self.l2_norm_clip)
+        self._open_query = ClippingQuery(variables, self._scales_before_noise(variables), clip)
+        return self._open_query
+
+    def finish_step(self, clipped: ClippedSum, regularization: Sequence | None = None) -> None:
+        """Adds the noise to a clipped sum and updates the weights with it.
+
+        Args:
+            clipped: the answer to the query that `begin_step` gave, once.
+            regularization: gradients of the weight regularisers, which are free of
+                data and so stay outside the clip and the noise.
+
+        Raises:
+            NonPrivateUpdateError: for anything but the answer to the open query.
+        """
+        if not isinstance(clipped, ClippedSum) or clipped.query is not self._open_query:
+            raise NonPrivateUpdateError(
+                "`finish_step` takes the ClippedSum that answers the query of this step's "
+                f"`begin_step`, once. Received: {type(clipped).__name__}"
+            )
+        self._open_query = None
+        variables = clipped.query.variables
+        gradients = self._private_mean(clipped)
+        updates = self._directions(gradients, variables)
+        if regularization is not None:
+            updates = [u + tf.cast(r, u.dtype) for u, r in zip(updates, regularization)]
+        with self._weights_unlocked():
+            self.apply_updates(updates, variables)
+
+    def random_bits(self, shape) -> tf.Tensor:
+        """uint32 words for random layers, a new set in every step."""
+        return self._noise_source.bits(shape, self._next_draw(), stream=RANDOM_LAYER_STREAM)
+
+    def _private_mean(self, clipped):
+        stddev = self._by_phase(*(self._privatizer(phase).noise_stddev for phase in Phase))
+        values = clipped.values
+        if self.noise_multiplier > 0:
+            indices = [self.variable_index(v) for v in clipped.query.variables]
+            values = add_noise(clipped, stddev, self._noise_source, self._next_draw(), NOISE_STREAM, indices)
+        return [value / self._batch_size for value in values]
+
+    def _directions(self, gradients, variables):
+        """What the learning rate multiplies, from this step's private gradients."""
+        if self.is_delayed:
+            self._accumulate(gradients, variables)
+            return gradients
+        if self.preconditioner is not None:
+            self._refresh_from(gradients, variables)
+        if self.first_moment_decay:
+            gradients = self._first_moment_of(gradients, variables)
+        if self.preconditioner is None:
+            return gradients
+        return [g * self._scale(v) for g, v in zip(gradients, variables)]
+
+    # The preconditioner.
+
+    def _refresh_if_due(self, variables):
+        if not self.is_delayed:
+            return
+
+        def refresh():
+            sums = [self._state(self._gradient_sums, v) for v in variables]
+            steps = self.schedule.sgd_steps
+            self._refresh_from([g / steps for g in sums], variables)
+            for gradient_sum in sums:
+                gradient_sum.assign(tf.zeros_like(gradient_sum))
+
+        tf.cond(self.schedule.refreshes(self._step()), refresh, lambda: None)
+
+    def _refresh_from(self, mean_gradients, variables):
+        for mean, variable in zip(mean_gradients, variables):
+            second_moment = self._state(self._second_moments, variable)
+            squared = self._without_noise_bias(tf.square(mean))
+            second_moment.assign(self.preconditioner.refresh(second_moment, squared))
+
+    def _without_noise_bias(self, squared_mean):
+        return squared_mean
+
+    def _accumulate(self, gradients, variables):
+        in_sgd_phase = tf.logical_not(self.schedule.is_adaptive(self._step()))
+        for gradient, variable in zip(gradients, variables):
+            share = gradient * tf.cast(in_sgd_phase, gradient.dtype)
+            self._state(self._gradient_sums, variable).assign_add(share)
+
+    def _scales_before_noise(self, variables):
+        if not self.is_delayed:
+            return None
+        adaptive = self.schedule.is_adaptive(self._step())
+        scales = [self._scale(v) for v in variables]
+        return [tf.where(adaptive, s, tf.ones_like(s)) for s in scales]
+
+    def _scale(self, variable):
+        second_moment = tf.convert_to_tensor(self._state(self._second_moments, variable))
+        return self.preconditioner.scale(second_moment, refreshes=self._step() + 1)
+
+    def _first_moment_of(self, gradients, variables):
+        beta, moments = self.first_moment_decay, []
+        for gradient, variable in zip(gradients, variables):
+            moment = self._state(self._first_moments, variable)
+            moment.assign(beta * moment + (1.0 - beta) * gradient)
+            unbiased = 1.0 - tf.pow(tf.cast(beta, gradient.dtype), tf.cast(self._step() + 1, gradient.dtype))
+            moments.append(moment / unbiased)
+        return moments
+
+    # Phase by phase.
+
+    def _privatizer(self, phase):
+        del phase  # One clip norm for both, unless a subclass has two.
+        return GaussianPrivatizer(self.l2_norm_clip, self.noise_multiplier)
+
+    def _rate(self, phase):
+        del phase
+        return self.learning_rate
+
+    def _by_phase(self, sgd, adaptive):
+        """The value of this step's phase."""
+        adaptive_now = self.schedule.is_adaptive(self._step())
+        if isinstance(adaptive_now, bool):
+            return adaptive if adaptive_now else sgd
+        return tf.where(adaptive_now, *(tf.cast(x, tf.float32) for x in (adaptive, sgd)))
+
+    def phase(self) -> tf.Tensor:
+        """The phase of the coming step: a scalar, see `Phase`."""
+        return self._by_phase(float(Phase.SGD), float(Phase.ADAPTIVE))
+
+    # State.
+
+    def build(self, variables):
+        """Creates the state; called by Keras and by the first step."""
+        if self.is_built():
+            return
+        super().build(variables)
+        if self.preconditioner is not None:
+            self._second_moments = self.add_state(variables, "second_moment")
+        if self.is_delayed:
+            self._gradient_sums = self.add_state(variables, "gradient_sum")
+        if self.first_moment_decay:
+            self._first_moments = self.add_state(variables, "first_moment")
+
+    def _state(self, states, variable):
+        return _keras.native(states[self.variable_index(variable)])
+
+    def _step(self):
+        return tf.convert_to_tensor(_keras.native(self._iterations))
+
+    def _next_draw(self):
+        return self._noise_source.next_draw(self._step())
+
+    def resolve_batch_size(self, batch_size: int | None) -> bool:
+        """Takes the batch size of `fit` as B, unless `expected_batch_size` was given.
+
+        Returns:
+            Whether B has changed, so that what was traced must be traced again.
+        """
+        resolved = self.expected_batch_size or batch_size or self._batch_size
+        changed, self._batch_size = resolved != self._batch_size, resolved
+        return changed
+
+    def _check_can_step(self, variables):
+        if not variables:
+            raise ValueError("The model must have a trainable weight. Received: trainable_variables=[]")
+        if self._batch_size is None:
+            raise ValueError(
+                "`expected_batch_size` must be given where `fit` gets no `batch_size`: the noisy "
+                "sum is divided by a public number, not by how many examples came. "
+                "Received: expected_batch_size=None"
+            )
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1:
+            raise ValueError(
+                "The `tf.distribute` strategy must have one replica: the noise of several "
+                f"would not add up to the stated deviation. Received: {replicas} replicas"
+            )
+
+    # Weight updates: the one private way, and all the others.
+
+    def update_step(self, gradient, variable, learning_rate=None):
+        """w <- w - lr (update + weight_decay w); Keras calls it from `finish_step`."""
+        del learning_rate  # Keras knows one rate; a phase has its own.
+        if not self._updating:
+            raise NonPrivateUpdateError(self.how_to_train)
+        rate = tf.cast(self._by_phase(self._rate(Phase.SGD), self._rate(Phase.ADAPTIVE)), gradient.dtype)
+        if self.weight_decay is not None and self._use_weight_decay(variable):
+            gradient += self.weight_decay * tf.cast(variable, gradient.dtype)
+        variable.assign_sub(tf.cast(rate * gradient, variable.dtype))
+
+    @contextlib.contextmanager
+    def _weights_unlocked(self):
+        self._updating = True
+        try:
+            yield
+        finally:
+            self._updating = False
+
+    def train_stock_model(self, loss, variables, tape=None) -> None:
+        """The step of a plain Keras model compiled with this optimizer; see `stock.py`."""
+        stock.private_step(self, loss, list(variables), tape)
+
+    # Configuration.
+
+    def get_config(self):
+        """The constructor's arguments, under their names."""
+        return {name: _serialized(self._argument(name)) for name in type(self).arguments()}
+
+    def _argument(self, name):
+        # The rates' properties give this step's number; the config wants the schedule.
+        return getattr(self, f"_{name}" if name.endswith("learning_rate") else name)
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from `get_config()`, with a new key."""
+        del custom_objects
+        return cls(**{name: _deserialized(value) for name, value in config.items()})
+
+    @classmethod
+    def arguments(cls) -> list[str]:
+        """The names of the constructor's arguments: of the attributes and the config."""
+        names = {}
+        for base in cls.__mro__:
+            if issubclass(base, PrivateOptimizer) and "__init__" in vars(base):
+                names.update(inspect.signature(base.__init__).parameters)
+        return [name for name in names if name not in ("self", "kwargs", "refused")]
+
+    def __setattr__(self, name, value):
+        fixed = name not in ("learning_rate", "sgd_learning_rate", "name")
+        if fixed and name in self.__dict__ and name in type(self).arguments():
+            raise AttributeError(
+                f"`{name}` is fixed once the optimizer is made, because steps that ran were "
+                f"priced with it. Make a new optimizer. Received: {name}={value!r}"
+            )
+        super().__setattr__(name, value)
+
+
+def check_rate(**argument):
+    """A learning rate as Keras takes it: a float, a schedule or a callable."""
+    ((name, rate),) = argument.items()
+    if isinstance(rate, dict):
+        rate = _deserialized(rate)
+    if callable(rate):
+        return rate
+    _checks.non_negative(**{name: rate})
+    return float(rate)
+
+
+def _refuse_arguments(optimizer, arguments):
+    for name, value in arguments.items():
+        if name not in _REFUSED:
+            raise TypeError(f"{optimizer} has no argument `{name}`. Received: {name}={value!r}")
+        if value is not None:
+            raise ValueError(f"`{name}` {_REFUSED[name]}. Received: {name}={value!r}")
+
+
+def _serialized(value):
+    if hasattr(value, "numpy") or _keras.is_variable(value):
+        return float(_keras.native(value).numpy())
+    return _keras.keras.saving.serialize_keras_object(value) if callable(value) else value
+
+
+def _deserialized(value):
+    return _keras.keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value

@@ -1,0 +1,86 @@
+"""A private step for a plain Keras model, compiled with a private optimizer.
+
+    g_i = d loss[i] / d w,   from the unreduced loss vector of a real batch
+
+Keras's own `train_step` runs the whole batch at once, so that loss[i] must be shown to
+depend on example i alone: every layer and operation must be one that treats examples
+apart. Where that, or the vector, is missing, the step raises and nothing changes.
+"""
+
+import tensorflow as tf
+
+from dp2_keras import _keras, validation
+from dp2_keras.errors import NonPrivateUpdateError
+from dp2_keras.privatizer import ClippedSum
+
+HOW_TO_TRAIN = (
+    "This update did not come from the privatizer, so it was not made. Train through "
+    "`model = dp2_keras.make_private(model)` with `compile` and `fit`; or compile a plain model "
+    "with a loss of `reduction='none'` and `jit_compile=False`, and call its `fit`."
+)
+
+
+def private_step(optimizer, loss, variables, tape) -> None:
+    """Trains a stock model by one private step, or raises.
+
+    Args:
+        optimizer: a `PrivateOptimizer`.
+        loss: what Keras was about to differentiate.
+        variables: the trainable variables.
+        tape: the gradient tape, where Keras hands it over (Keras 2), else None.
+
+    Raises:
+        NonPrivateUpdateError: if this is not Keras's own `train_step`, if the loss is
+            not one number per example, or if XLA or eager mode hide the graph.
+        ValueError: if the model may mix examples or write state.
+    """
+    running = _keras.stock_train_step()
+    if running is None or loss is None:
+        raise NonPrivateUpdateError(HOW_TO_TRAIN)
+    model, data = running
+    loss = _checked_loss(model, data, loss, tape)
+    validation.check_stock_model(model, data)
+    query = optimizer.begin_step(variables)
+    gradients = _per_example_gradients(loss, [_keras.native(v) for v in variables], tape)
+    values, _ = query.clip(gradients, tf.ones_like(loss, tf.bool))
+    optimizer.finish_step(ClippedSum(query, values))
+
+
+def _checked_loss(model, data, loss, tape):
+    if loss.shape.rank != 1:
+        raise NonPrivateUpdateError(
+            "The loss must be a vector, one number per example, for a plain Keras model to be "
+            "trained privately: compile with a loss of `reduction='none'`, or wrap the model with "
+            f"`dp2_keras.make_private(model)`. Received: a loss of shape {loss.shape}"
+        )
+    if model.jit_compile or (tape is None and tf.executing_eagerly()):
+        raise NonPrivateUpdateError(
+            "A plain Keras model must be compiled with `jit_compile=False` and "
+            "`run_eagerly=False` to be trained privately, or wrapped with "
+            f"`dp2_keras.make_private(model)`. Received: jit_compile={model.jit_compile}, "
+            f"run_eagerly={model.run_eagerly}"
+        )
+    count = tf.nest.flatten(data)[0].shape[0]
+    if None not in (count, loss.shape[0]) and count != loss.shape[0]:
+        raise NonPrivateUpdateError(_WRONG_LENGTH + f" Received: {loss.shape[0]} for {count} examples")
+    drawn = tf.shape(tf.nest.flatten(data)[0])[0]
+    with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(loss)[0], drawn, _WRONG_LENGTH)]):
+        return tf.identity(loss)
+
+
+_WRONG_LENGTH = (
+    "The loss must be a vector with one number per example. Reduce all other axes, or wrap the "
+    "model with `dp2_keras.make_private(model)`."
+)
+
+
+def _per_example_gradients(loss, variables, tape):
+    if tape is not None:
+        gradients = tape.jacobian(loss, variables, unconnected_gradients="zero")
+        return [tf.convert_to_tensor(g) for g in gradients]
+
+    def gradients_of(index):
+        gradients = tf.gradients(loss[index], variables, unconnected_gradients="zero")
+        return [tf.convert_to_tensor(g) for g in gradients]
+
+    return tf.vectorized_map(gradients_of, tf.range(tf.shape(loss)[0]), warn=False)

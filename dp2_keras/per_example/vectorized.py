@@ -1,0 +1,16 @@
+"""Per-example gradients of a whole chunk at once, by `tf.vectorized_map`.
+
+    gradients[i] = gradient_fn(example_i),  for all i in one vectorized graph
+
+Each example sees a batch of one, so no layer can mix two of them. Memory grows as
+chunk x parameters; `physical_batch_size` bounds the chunk.
+"""
+
+import tensorflow as tf
+
+
+def vectorized(gradient_fn, query, examples, mask):
+    """Clips and sums a chunk of examples; see `chunks.clipped_sum`."""
+    gradients, outputs = tf.vectorized_map(gradient_fn, examples, warn=False)
+    values, norms = query.clip(gradients, mask)
+    return values, norms, outputs
