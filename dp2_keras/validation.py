@@ -16,7 +16,8 @@ from dp2_keras import _keras, operations
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "LookupTableInsert", "LookupTableImport")
 
 _CROSS_EXAMPLE = {
-    "BatchNormalization": "use GroupNormalization or LayerNormalization, or freeze it with `layer.trainable = False`",
+    "BatchNormalization": "use GroupNormalization or LayerNormalization, or freeze it with "
+    "`layer.trainable = False`",
     "SyncBatchNormalization": "use GroupNormalization or LayerNormalization",
     "MixUp": "mix examples of public data before training, or leave it out",
     "CutMix": "mix examples of public data before training, or leave it out",

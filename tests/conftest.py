@@ -1,0 +1,52 @@
+"""Shared by all tests: one way to make logistic regression, and where the real data is."""
+
+import json
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import pytest
+
+import dp2_keras as dp2
+
+SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture
+def golden():
+    """Trajectories of the authors' own code."""
+    path = SHARED / "golden" / "paper_code.json"
+    if not path.exists():
+        pytest.skip(f"the authors' trajectories are not beside the project ({path.name})")
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras():
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+
+
+def logistic_model(features, optimizer, **compile_arguments):
+    """A compiled private logistic regression with zero weights."""
+    model = dp2.DP2Sequential([keras.Input((features,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(optimizer=optimizer, loss=loss, **compile_arguments)
+    return model
+
+
+def flat_weights(model):
+    """All trainable weights in one vector."""
+    return np.concatenate([np.ravel(v.numpy()) for v in model.trainable_variables])
+
+
+def train(model, x, y, batches):
+    """Runs `train_on_batch` over rows; the weights before each step and after the last."""
+    path = [flat_weights(model)]
+    for rows in batches:
+        model.train_on_batch(x[rows], y[rows])
+        path.append(flat_weights(model))
+    return np.array(path)

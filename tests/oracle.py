@@ -1,0 +1,73 @@
+"""Slow, obvious NumPy: section 2 of the design, and logistic regression to run it on."""
+
+import numpy as np
+
+
+def clip(gradient, norm):
+    length = np.sqrt(np.sum(gradient**2))
+    return gradient if length <= norm else gradient * (norm / length)
+
+
+RULES = {
+    "rmsprop": lambda v, m2, rho: rho * v + (1 - rho) * m2,
+    "adagrad": lambda v, m2, rho: v + m2,
+    "yogi": lambda v, m2, rho: v - (1 - rho) * np.sign(v - m2) * m2,
+}
+
+
+def dp2(gradients, w, batches, *, rule, s1, s2, lr, lr_sgd, clip_norm, clip_sgd, eps, batch_size,
+        rho=0.9, sigma=0.0, noise=None, bias_correction=False):  # fmt: skip
+    """Weights before each step and after the last; `noise[t]` is standard normal."""
+    G, v, path = np.zeros_like(w), np.zeros_like(w), [w]
+    for t, batch in enumerate(batches):
+        p = t % (s1 + s2)
+        if p == 0:
+            G = np.zeros_like(w)
+        if p == s1:
+            m2 = (G / s1) ** 2
+            if bias_correction:
+                m2 = np.maximum(m2 - (sigma * clip_sgd / batch_size) ** 2 / s1, 0)
+            v, G = RULES[rule](v, m2, rho), np.zeros_like(w)
+        scale = np.ones_like(w) if p < s1 else 1 / (np.sqrt(v) + eps)
+        C, rate = (clip_sgd, lr_sgd) if p < s1 else (clip_norm, lr)
+        total = sum([clip(scale * g, C) for g in gradients(w, batch)], np.zeros_like(w))
+        if sigma:
+            total = total + sigma * C * noise[t]
+        g = total / batch_size
+        if p < s1:
+            G = G + g
+        w = w - rate * g
+        path.append(w)
+    return np.array(path)
+
+
+def vanilla(gradients, w, batches, *, rule, lr, clip_norm, batch_size, eps=0.0, rho=0.9, beta_1=0.0,
+            debias=False, sigma=0.0, noise=None):  # fmt: skip
+    """DP-SGD (rule None), and noise-then-scale with v refreshed before use."""
+    v, m, path = np.zeros_like(w), np.zeros_like(w), [w]
+    for t, batch in enumerate(batches):
+        total = sum([clip(g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
+        if sigma:
+            total = total + sigma * clip_norm * noise[t]
+        g = total / batch_size
+        step = g
+        if beta_1:
+            m = beta_1 * m + (1 - beta_1) * g
+            step = m / (1 - beta_1 ** (t + 1))
+        if rule is not None:
+            v = RULES[rule](v, g**2, rho)
+            step = step / (np.sqrt(v / (1 - rho ** (t + 1)) if debias else v) + eps)
+        w = w - lr * step
+        path.append(w)
+    return np.array(path)
+
+
+def logistic_gradients(x, y):
+    """Per-example gradients of logistic regression; w = [weights, bias]."""
+
+    def gradients(w, rows):
+        features = np.concatenate([x[rows], np.ones((len(rows), 1))], axis=1)
+        residual = 1 / (1 + np.exp(-features @ w)) - y[rows]
+        return residual[:, None] * features
+
+    return gradients
