@@ -79,7 +79,8 @@ class NoiseSource:
         """The draw number of this step: never the same twice without a seed."""
         if self.seed is not None:
             return tf.cast(step, tf.int64)
-        return self._draws.assign_add(1, read_value=True)
+        # Read at once: `assign_add` gives a variable, which would be read when it is used.
+        return tf.convert_to_tensor(self._draws.assign_add(1))
 
     def bits(self, shape, draw: tf.Tensor, *, stream: int, variable: int = 0) -> tf.Tensor:
         """uint32 words, each of them uniform."""

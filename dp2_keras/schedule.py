@@ -2,9 +2,12 @@
 
 With cycle = s1 + s2 and p = t mod cycle (Algorithm 1 of arXiv:2212.00309):
 
-    p <  s1 : SGD phase       (D = 1; the private gradient is accumulated)
-    p == s1 : refresh         (v <- rule(v, G / s1); G <- 0), before the step
-    p >= s1 : ADAPTIVE phase  (D = sqrt(v) + eps)
+    p <  s1     : SGD phase       (D = 1; the private gradient is accumulated)
+    p == s1 - 1 : refresh         (v <- rule(v, G / s1); G <- 0), after the step
+    p >= s1     : ADAPTIVE phase  (D = sqrt(v) + eps)
+
+The paper refreshes before step p == s1. After the step before is the same moment, and
+leaves every change of state at the end of a step.
 
 Steps may be Python integers or integer tensors; the answers are of the same kind.
 """
@@ -53,8 +56,8 @@ class DelayedSchedule:
         return self._position(step) >= self.sgd_steps
 
     def refreshes(self, step):
-        """Whether the preconditioner is refreshed right before step `step`."""
-        return self._position(step) == self.sgd_steps
+        """Whether step `step` ends with a refresh: the last of an SGD phase does."""
+        return self._position(step) == self.sgd_steps - 1
 
 
 @dataclasses.dataclass(frozen=True)

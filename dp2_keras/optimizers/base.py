@@ -1,10 +1,10 @@
 """One private step, of which every optimizer here is a row.
 
-    p == s1  : v <- rule(v, G / s1);  G <- 0                 (refresh, before the step)
     scale    = 1 if p < s1 else 1 / (sqrt(v) + eps)
     C, lr    = (C_sgd, lr_sgd) if p < s1 else (C_adaptive, lr_adaptive)
     g~       = ( sum_i clip(scale * g_i, C) + N(0, (sigma C)^2 I) ) / B
     G        <- G + g~                                       (SGD phase only)
+    p == s1 - 1 : v <- rule(v, G / s1);  G <- 0              (refresh)
     w        <- w - lr * (g~ + gradient of weight regularisers + weight_decay * w)
 
 Algorithm 1 of arXiv:2212.00309. G is zero whenever an SGD phase starts, because a
@@ -133,7 +133,7 @@ class PrivateOptimizer(_keras.Optimizer):
     # What a step may ask, and what it does with the answer.
 
     def begin_step(self, variables: Sequence) -> ClippingQuery:
-        """Refreshes the preconditioner if it is due, and states this step's query.
+        """States this step's query; changes nothing.
 
         Args:
             variables: the trainable variables of this step.
@@ -147,7 +147,6 @@ class PrivateOptimizer(_keras.Optimizer):
         variables = list(variables)
         self._check_can_step(variables)
         self.ensure_built(variables)
-        self._refresh_if_due(variables)
         clip = self._by_phase(self._privatizer(Phase.SGD).l2_norm_clip, self.l2_norm_clip)
         self._open_query = ClippingQuery(variables, self._scales_before_noise(variables), clip)
         return self._open_query
@@ -193,6 +192,7 @@ class PrivateOptimizer(_keras.Optimizer):
         """What the learning rate multiplies, from this step's private gradients."""
         if self.is_delayed:
             self._accumulate(gradients, variables)
+            self._refresh_if_due(variables)
             return gradients
         if self.preconditioner is not None:
             self._refresh_from(gradients, variables)
@@ -205,9 +205,6 @@ class PrivateOptimizer(_keras.Optimizer):
     # The preconditioner.
 
     def _refresh_if_due(self, variables):
-        if not self.is_delayed:
-            return
-
         def refresh():
             sums = [self._state(self._gradient_sums, v) for v in variables]
             steps = self.schedule.sgd_steps
