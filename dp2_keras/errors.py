@@ -1,7 +1,7 @@
 """Errors whose type a caller may want to catch."""
 
 
-class NonPrivateUpdateError(RuntimeError):
+class NonPrivateUpdateError(Exception):
     """A weight update was asked for that did not pass through the privatizer.
 
     It is raised before anything changes. The message names the fix.

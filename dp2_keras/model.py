@@ -12,6 +12,7 @@ An example's loss is the compiled loss of a batch of one.
 from __future__ import annotations
 
 import contextlib
+import re
 
 import tensorflow as tf
 
@@ -90,18 +91,28 @@ class PrivateTraining:
     def get_compile_config(self):
         """Keras's compile config, and ours."""
         config = super().get_compile_config()
-        return config and {
-            **config,
-            "physical_batch_size": self.physical_batch_size,
-            "method": self.method,
-            "diagnostics": self.diagnostics,
-        }
+        if config:
+            # Beside the optimizer's config, where Keras passes over them: `clone_model` makes a
+            # plain model of a Sequential one, and compiles it with this.
+            config["optimizer"]["compile_options"] = {
+                "physical_batch_size": self.physical_batch_size,
+                "method": self.method,
+                "diagnostics": self.diagnostics,
+            }
+        return config
 
     def compile_from_config(self, config):
         """Compiles a loaded model."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
+        options = config["optimizer"].get("compile_options", {})
+        self.compile(**keras.saving.deserialize_keras_object(config), **options)
         if self.built:
             self.optimizer.build(self.trainable_variables)
+
+    def load_weights(self, *args, **kwargs):
+        """Loads weights as in Keras, and the optimizer's state if the file has it."""
+        if self.built and getattr(self, "optimizer", None) is not None:
+            self.optimizer.build(self.trainable_variables)
+        return super().load_weights(*args, **kwargs)
 
     def fit(self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kwargs):
         """Trains the model privately; arguments and result as in Keras.
@@ -128,6 +139,13 @@ class PrivateTraining:
         Returns:
             The log, as Keras's own step returns it, and the diagnostics.
         """
+        try:
+            return self._private_step(data)
+        except Exception:
+            self.train_function = None  # TensorFlow may call a half-traced function empty.
+            raise
+
+    def _private_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._check_first_step(x)
         query = self.optimizer.begin_step(self.trainable_variables)
@@ -235,11 +253,8 @@ class DP2Sequential(PrivateTraining, keras.Sequential):
 
 
 @_keras.register
-class DP2Functional(PrivateTraining, keras.Model):
+class DP2Functional(PrivateTraining, _keras.Functional):
     """What `DP2Model(inputs, outputs)` makes."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
 
 
 @_keras.register
@@ -354,7 +369,8 @@ def make_private(model: keras.Model) -> keras.Model:
 def unwrap(model: keras.Model) -> keras.Model:
     """The plain Keras model inside a private one, for serving.
 
-    It shares the weights. Saved, it has no trace of this package.
+    It shares the weights, and the name unless Keras made it up. Saved, it has no trace of
+    this package.
 
     Args:
         model: a private model.
@@ -363,25 +379,29 @@ def unwrap(model: keras.Model) -> keras.Model:
         A plain Keras model, not compiled.
 
     Raises:
-        ValueError: for a model that is private by inheritance and so cannot be unwrapped.
+        ValueError: for a model that is private by inheritance, or has a private model among
+            its layers, and so cannot be unwrapped.
 
     Example:
     >>> type(unwrap(DP2Sequential([keras.layers.Dense(1)]))).__name__
     'Sequential'
     """
+    # Keras makes a name of the class's where the user gives none.
+    name = None if re.fullmatch(r"dp2_(sequential|functional)(_\d+)?", model.name) else model.name
     if isinstance(model, DP2Sequential):
-        return keras.Sequential(_keras.sequential_layers(model), name=model.name)
-    if isinstance(model, DP2Functional):
-        return keras.Model(*_keras.functional_structure(model), name=model.name)
-    if isinstance(model, DP2Wrapper):
-        return model.model
-    if isinstance(model, PrivateTraining):
-        raise ValueError(
-            "`model` must come from `make_private`, `DP2Sequential` or `DP2Model(inputs, outputs)` to "
-            f"be unwrapped; {type(model).__name__} inherits from DP2Model. Export it for serving "
-            "with `model.export(path)`."
-        )
-    return model
+        plain = keras.Sequential(_keras.sequential_layers(model), name=name)
+    elif isinstance(model, DP2Functional):
+        plain = keras.Model(*_keras.functional_structure(model), name=name)
+    else:
+        plain = model.model if isinstance(model, DP2Wrapper) else model
+    for layer in _keras.flatten_layers(plain):
+        if isinstance(layer, PrivateTraining):
+            raise ValueError(
+                "`model` must come from `make_private`, `DP2Sequential` or `DP2Model(inputs, outputs)`, "
+                f"with plain layers, to be unwrapped; '{layer.name}' ({type(layer).__name__}) is private "
+                "by itself. Export it for serving with `model.export(path)`."
+            )
+    return plain
 
 
 def _check_optimizer(optimizer):

@@ -43,19 +43,21 @@ class GaussianPrivatizer:
     noise_multiplier: float
 
     def __post_init__(self):
-        _checks.positive_or_infinite(l2_norm_clip=self.l2_norm_clip)
-        _checks.non_negative(noise_multiplier=self.noise_multiplier)
-        if self.noise_multiplier > 0 and self.l2_norm_clip == float("inf"):
-            _checks.fail(
-                "finite when there is noise: noise for an unbounded gradient is infinite",
-                l2_norm_clip=self.l2_norm_clip,
-                noise_multiplier=self.noise_multiplier,
-            )
+        check_mechanism(self.noise_multiplier, l2_norm_clip=self.l2_norm_clip)
 
     @property
     def noise_stddev(self) -> float:
         """sigma C, the deviation of the noise in the *sum*; 0 without noise."""
         return self.noise_multiplier * self.l2_norm_clip if self.noise_multiplier else 0.0
+
+
+def check_mechanism(noise_multiplier: float, **clip) -> None:
+    """Refuses a clip norm and a noise multiplier that have no meaning, or none together."""
+    _checks.positive_or_infinite(**clip)
+    _checks.non_negative(noise_multiplier=noise_multiplier)
+    if noise_multiplier > 0 and float("inf") in clip.values():
+        rule = "finite when there is noise: noise for an unbounded gradient is infinite"
+        _checks.fail(rule, **clip, noise_multiplier=noise_multiplier)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

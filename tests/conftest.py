@@ -9,8 +9,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import dp2_keras as dp2
+
+# Two devices on one CPU, for tests of distribution strategies.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 

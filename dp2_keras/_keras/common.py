@@ -2,10 +2,41 @@
 
 import contextlib
 import sys
+import warnings
 
 import keras
 
 register = keras.saving.register_keras_serializable(package="dp2_keras")
+
+
+class OwnState:
+    """An optimizer whose saved state no other class of optimizer takes for its own.
+
+    Keras saves state as "0", "1", ... and loads it by number, so that Adam's moments in a
+    file of weights would come back as a preconditioner.
+    """
+
+    def save_own_variables(self, store):
+        """Saves the state under the name of the class."""
+        for name, variable in self._saved_names().items():
+            store[name] = variable.numpy()
+
+    def load_own_variables(self, store):
+        """Loads the state, or warns that there is none for this optimizer."""
+        saved = self._saved_names()
+        if set(store.keys()) != set(saved):
+            warnings.warn(
+                f"{type(self).__name__} starts anew: its state is not in the file, which was saved with "
+                "another optimizer, with none, or for other variables than it was built for. Received: "
+                f"{len(store.keys())} saved, {len(saved)} built",
+                stacklevel=2,
+            )
+            return
+        for name, variable in saved.items():
+            variable.assign(store[name])
+
+    def _saved_names(self):
+        return {f"{type(self).__name__}.{i}": v for i, v in enumerate(self.variables)}
 
 
 def flatten_layers(model):
@@ -45,6 +76,22 @@ def stock_train_step():
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame and (frame.f_locals["self"], frame.f_locals["data"])
+
+
+@contextlib.contextmanager
+def unrolling(changes):
+    """Sets attributes that make recurrent layers unroll, and says what to do if one cannot."""
+    try:
+        with attributes(changes):
+            yield
+    except ValueError as error:
+        if "unroll" not in str(error).lower():
+            raise
+        raise ValueError(
+            'Sequences must have a known length for `method="vectorized"`, which unrolls recurrent '
+            'layers: pad all batches to one length, or compile the model with `method="loop"`. '
+            "Received: a time axis of length None"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras.src.engine.functional import Functional  # noqa: F401
 
 from dp2_keras._keras.common import *  # noqa: F403
-from dp2_keras._keras.common import attributes, flatten_layers, keras, recurrent_layers
+from dp2_keras._keras.common import OwnState, attributes, flatten_layers, keras, recurrent_layers, unrolling
 from dp2_keras.errors import NonPrivateUpdateError
 
 LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
@@ -89,7 +89,7 @@ def _seed_sequence(seed):
 def unrolled(model):
     recurrent = recurrent_layers(model)
     fused = [layer for layer in recurrent if hasattr(layer, "_could_use_gpu_kernel")]
-    return attributes(
+    return unrolling(
         [(layer, "unroll", True) for layer in recurrent]
         + [(layer, "_could_use_gpu_kernel", False) for layer in fused]
     )
@@ -134,9 +134,10 @@ def update_loss(model, x, y, y_pred, sample_weight, batch_size):
 def compile_without_optimizer(model, *args, **kwargs):
     model.compile("sgd", *args, **kwargs)
     model.optimizer = None
+    del model._compile_config
 
 
-class Optimizer(keras.optimizers.Optimizer):
+class Optimizer(OwnState, keras.optimizers.Optimizer):
     """A Keras optimizer whose public ways to update weights are closed."""
 
     def __init__(self, learning_rate, name, **kwargs):

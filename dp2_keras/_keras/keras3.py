@@ -7,7 +7,7 @@ from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import global_seed_generator
 
 from dp2_keras._keras.common import *  # noqa: F403
-from dp2_keras._keras.common import attributes, flatten_layers, keras, recurrent_layers
+from dp2_keras._keras.common import OwnState, attributes, flatten_layers, keras, recurrent_layers, unrolling
 from dp2_keras.errors import NonPrivateUpdateError
 
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
@@ -83,7 +83,7 @@ def example_scope(model, seeds):
 def unrolled(model):
     """Inside, recurrent layers unroll over time, which `vectorized_map` can take."""
     recurrent = recurrent_layers(model)
-    return attributes(
+    return unrolling(
         [(layer, "unroll", True) for layer in recurrent]
         + [(layer, "use_cudnn", False) for layer in recurrent if hasattr(layer, "use_cudnn")]
     )
@@ -131,14 +131,19 @@ def update_loss(model, x, y, y_pred, sample_weight, batch_size):
 
 
 def compile_without_optimizer(model, *args, **kwargs):
-    """Gives a model a loss and metrics, and no way to be trained."""
+    """Gives a model a loss and metrics, and no way to be trained. Its file has neither."""
     model.compile(None, *args, **kwargs)
+    del model._compile_config
 
 
-class Optimizer(keras.optimizers.Optimizer):
+class Optimizer(OwnState, keras.optimizers.Optimizer):
     """A Keras optimizer whose public ways to update weights are closed."""
 
     _stock_loss = None
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        global_seed_generator()  # Made on first use, which must not be inside a graph.
 
     def is_built(self):
         """Whether the state exists."""

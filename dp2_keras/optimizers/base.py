@@ -28,7 +28,13 @@ from dp2_keras.errors import NonPrivateUpdateError
 from dp2_keras.noise import NoiseSource
 from dp2_keras.optimizers import stock
 from dp2_keras.preconditioners import Preconditioner
-from dp2_keras.privatizer import ClippedSum, ClippingQuery, GaussianPrivatizer, add_noise
+from dp2_keras.privatizer import (
+    ClippedSum,
+    ClippingQuery,
+    GaussianPrivatizer,
+    add_noise,
+    check_mechanism,
+)
 from dp2_keras.schedule import ConstantSchedule, DelayedSchedule, Phase
 
 NOISE_STREAM = 0
@@ -83,7 +89,7 @@ class PrivateOptimizer(_keras.Optimizer):
         **refused,
     ):
         _refuse_arguments(type(self).__name__, refused)
-        GaussianPrivatizer(l2_norm_clip, noise_multiplier)  # Checks both, and their pair.
+        check_mechanism(noise_multiplier, l2_norm_clip=l2_norm_clip)
         if expected_batch_size is not None:
             _checks.positive_integer(expected_batch_size=expected_batch_size)
         if noise_seed is not None and not isinstance(noise_seed, int):

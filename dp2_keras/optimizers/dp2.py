@@ -17,7 +17,7 @@ import tensorflow as tf
 from dp2_keras import _checks, _keras, preconditioners
 from dp2_keras.optimizers.base import PrivateOptimizer, check_rate
 from dp2_keras.optimizers.rules import Accumulating, MovingAverage
-from dp2_keras.privatizer import GaussianPrivatizer
+from dp2_keras.privatizer import GaussianPrivatizer, check_mechanism
 from dp2_keras.schedule import DelayedSchedule, Phase
 
 
@@ -59,8 +59,7 @@ class Delayed(PrivateOptimizer):
         _check_steps(delay, sgd_steps, adaptive_steps)
         _checks.boolean(bias_correction=bias_correction)
         if sgd_l2_norm_clip is not None:
-            _checks.positive_or_infinite(sgd_l2_norm_clip=sgd_l2_norm_clip)
-            GaussianPrivatizer(sgd_l2_norm_clip, noise_multiplier)
+            check_mechanism(noise_multiplier, sgd_l2_norm_clip=sgd_l2_norm_clip)
         if sgd_learning_rate is not None:
             sgd_learning_rate = check_rate(sgd_learning_rate=sgd_learning_rate)
         super().__init__(learning_rate, l2_norm_clip, noise_multiplier, **kwargs)

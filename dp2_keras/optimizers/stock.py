@@ -38,15 +38,17 @@ def private_step(optimizer, loss, variables, tape) -> None:
     if running is None or loss is None:
         raise NonPrivateUpdateError(HOW_TO_TRAIN)
     model, data = running
-    loss = _checked_loss(model, data, loss, tape)
+    _check_loss(model, data, loss, tape)
     validation.check_stock_model(model, data)
     query = optimizer.begin_step(variables)
     gradients = _per_example_gradients(loss, [_keras.native(v) for v in variables], tape)
-    values, _ = query.clip(gradients, tf.ones_like(loss, tf.bool))
+    drawn = tf.shape(tf.nest.flatten(data)[0])[0]
+    with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(loss)[0], drawn, _WRONG_LENGTH)]):
+        values, _ = query.clip([tf.identity(g) for g in gradients], tf.ones_like(loss, tf.bool))
     optimizer.finish_step(ClippedSum(query, values))
 
 
-def _checked_loss(model, data, loss, tape):
+def _check_loss(model, data, loss, tape):
     if loss.shape.rank != 1:
         raise NonPrivateUpdateError(
             "The loss must be a vector, one number per example, for a plain Keras model to be "
@@ -60,12 +62,8 @@ def _checked_loss(model, data, loss, tape):
             f"`dp2_keras.make_private(model)`. Received: jit_compile={model.jit_compile}, "
             f"run_eagerly={model.run_eagerly}"
         )
-    count = tf.nest.flatten(data)[0].shape[0]
-    if None not in (count, loss.shape[0]) and count != loss.shape[0]:
-        raise NonPrivateUpdateError(_WRONG_LENGTH + f" Received: {loss.shape[0]} for {count} examples")
-    drawn = tf.shape(tf.nest.flatten(data)[0])[0]
-    with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(loss)[0], drawn, _WRONG_LENGTH)]):
-        return tf.identity(loss)
+    if not tf.nest.flatten(data)[0].shape[:1].is_compatible_with(loss.shape):
+        raise NonPrivateUpdateError(_WRONG_LENGTH)
 
 
 _WRONG_LENGTH = (
@@ -83,4 +81,4 @@ def _per_example_gradients(loss, variables, tape):
         gradients = tf.gradients(loss[index], variables, unconnected_gradients="zero")
         return [tf.convert_to_tensor(g) for g in gradients]
 
-    return tf.vectorized_map(gradients_of, tf.range(tf.shape(loss)[0]), warn=False)
+    return tf.vectorized_map(gradients_of, tf.range(tf.shape(loss)[0]))

@@ -110,8 +110,11 @@ def _accumulate(strategy, gradient_fn, query, examples, mask, size, chunks):
 
 
 def _rows(tensor, index, size):
-    rows = tensor[index * size : (index + 1) * size]
-    return tf.ensure_shape(rows, [size, *tensor.shape[1:]])
+    """Chunk number `index`; its size is a constant, which XLA wants to see."""
+    shape = tf.concat([[size], tf.shape(tensor)[1:]], axis=0)
+    rows = tf.slice(tensor, tf.pad([index * size], [[0, tensor.shape.rank - 1]]), shape)
+    rows.set_shape([size, *tensor.shape[1:]])
+    return rows
 
 
 def _merge(stacked):

@@ -11,6 +11,6 @@ import tensorflow as tf
 
 def vectorized(gradient_fn, query, examples, mask):
     """Clips and sums a chunk of examples; see `chunks.clipped_sum`."""
-    gradients, outputs = tf.vectorized_map(gradient_fn, examples, warn=False)
+    gradients, outputs = tf.vectorized_map(gradient_fn, examples)
     values, norms = query.clip(gradients, mask)
     return values, norms, outputs
