@@ -40,11 +40,11 @@ def non_negative(**arguments):
             fail("a finite number of at least 0", **{name: value})
 
 
-def positive_or_infinite(**arguments):
-    """Greater than zero; infinity is allowed, NaN is not."""
+def clip_norm(**arguments):
+    """At least 1e-12, below which squares of float32 vanish; infinity is allowed, NaN is not."""
     for name, value in arguments.items():
-        if not is_number(value) or math.isnan(value) or value <= 0:
-            fail("greater than 0", **{name: value})
+        if not is_number(value) or math.isnan(value) or value < 1e-12:
+            fail("a number of at least 1e-12", **{name: value})
 
 
 def fraction(**arguments):

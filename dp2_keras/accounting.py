@@ -4,7 +4,7 @@
 
 One step releases one Gaussian sum of a Poisson sample of rate q = B / n, in the SGD and
 in the adaptive phase alike, so T steps cost the same whatever the schedule. The relation
-is add-or-remove one example, with n public. Neither part needs TensorFlow.
+is add-or-remove one example, with n public.
 """
 
 from __future__ import annotations

@@ -1,242 +1,13 @@
-"""Keras models that train privately or not at all.
-
-One step: state a query, answer it example by example, hand the clipped sum back.
-
-    query   = optimizer.begin_step(variables)
-    clipped = sum over examples of clip(scale * gradient of the example's own loss, C)
-    optimizer.finish_step(clipped)
-
-An example's loss is the compiled loss of a batch of one.
-"""
+"""Keras models that train privately or not at all: built, subclassed, or made of a plain one."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 
-import tensorflow as tf
-
-from dp2_keras import _checks, _keras, per_example, validation
-from dp2_keras.diagnostics import Diagnostics
-from dp2_keras.optimizers import PrivateOptimizer
+from dp2_keras import _keras
+from dp2_keras.training import PrivateTraining, check_overrides
 
 keras = _keras.keras
-
-_STRATEGIES = {"vectorized": per_example.vectorized, "loop": per_example.loop}
-
-
-class PrivateTraining:
-    """What makes a Keras model private: `compile`, `fit` and `train_step`.
-
-    Mixed into `DP2Sequential`, `DP2Model` and the wrapper that `make_private` gives to
-    subclassed models.
-    """
-
-    physical_batch_size = None
-    method = "vectorized"
-    diagnostics = True
-    _diagnostics = None
-    _forward_checked = False
-
-    def _loss_owner(self):
-        """The model whose `compute_loss` and metrics count. (Keras saves properties.)"""
-        return self
-
-    def compile(
-        self,
-        optimizer,
-        loss=None,
-        *args,
-        physical_batch_size=None,
-        method="vectorized",
-        diagnostics=True,
-        **kwargs,
-    ):
-        """Configures the model for private training; otherwise as in Keras.
-
-        Args:
-            optimizer: one of this package's optimizers.
-            loss: as in Keras. Each example's loss is that of a batch of one; a masked
-                sequence's loss is the mean over its own steps.
-            *args: as in Keras.
-            physical_batch_size: how many examples' gradients to hold in memory at a
-                time. Changes nothing else. Defaults to the whole batch.
-            method: "vectorized" computes all examples of a chunk at once, and unrolls
-                recurrent layers over time. "loop" takes them one by one: slow, in the
-                memory of one, for sequences too long to unroll.
-            diagnostics: log `phase`, `clipped_fraction` and `scaled_norm`, which
-                epsilon does not cover. Defaults to True.
-            **kwargs: as in Keras.
-
-        Raises:
-            ValueError: if the optimizer is not private, or the model cannot be trained
-                privately; the message names the layer or argument and the replacement.
-        """
-        _check_optimizer(optimizer)
-        _check_overrides(type(self), PrivateTraining)
-        validation.check_model(self)
-        validation.check_loss(loss)
-        if physical_batch_size is not None:
-            _checks.positive_integer(physical_batch_size=physical_batch_size)
-        if method not in _STRATEGIES:
-            _checks.fail(f"one of {sorted(_STRATEGIES)}", method=method)
-        _checks.boolean(diagnostics=diagnostics)
-        super().compile(optimizer, loss, *args, **kwargs)
-        self.physical_batch_size = physical_batch_size
-        self.method = method
-        self.diagnostics = diagnostics
-        self._diagnostics = Diagnostics() if diagnostics else None
-        self._forward_checked = False
-
-    def get_compile_config(self):
-        """Keras's compile config, and ours."""
-        config = super().get_compile_config()
-        if config:
-            # Beside the optimizer's config, where Keras passes over them: `clone_model` makes a
-            # plain model of a Sequential one, and compiles it with this.
-            config["optimizer"]["compile_options"] = {
-                "physical_batch_size": self.physical_batch_size,
-                "method": self.method,
-                "diagnostics": self.diagnostics,
-            }
-        return config
-
-    def compile_from_config(self, config):
-        """Compiles a loaded model."""
-        options = config["optimizer"].get("compile_options", {})
-        self.compile(**keras.saving.deserialize_keras_object(config), **options)
-        if self.built:
-            self.optimizer.build(self.trainable_variables)
-
-    def load_weights(self, *args, **kwargs):
-        """Loads weights as in Keras, and the optimizer's state if the file has it."""
-        if self.built and getattr(self, "optimizer", None) is not None:
-            self.optimizer.build(self.trainable_variables)
-        return super().load_weights(*args, **kwargs)
-
-    def fit(self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kwargs):
-        """Trains the model privately; arguments and result as in Keras.
-
-        Raises:
-            ValueError: for a callback steered by a training metric, for a label or token
-                out of range, and if the batch size is nowhere given.
-        """
-        validation.check_callbacks(callbacks)
-        validation.check_ranges(self, x, y)
-        optimizer = getattr(self, "optimizer", None)
-        if optimizer is not None and optimizer.resolve_batch_size(_public_batch_size(x, batch_size)):
-            self.train_function = None  # Traced with another divisor.
-        return super().fit(
-            x, y, batch_size=batch_size, epochs=epochs, verbose=verbose, callbacks=callbacks, **kwargs
-        )
-
-    def train_step(self, data):
-        """One private step; Keras calls it.
-
-        Args:
-            data: (x, y, sample_weight) of a batch, of any size from 0.
-
-        Returns:
-            The log, as Keras's own step returns it, and the diagnostics.
-        """
-        try:
-            return self._private_step(data)
-        except Exception:
-            self.train_function = None  # TensorFlow may call a half-traced function empty.
-            raise
-
-    def _private_step(self, data):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        self._check_first_step(x)
-        query = self.optimizer.begin_step(self.trainable_variables)
-        result, y_pred = self._answer(query, (x, y, sample_weight))
-        owner, count = self._loss_owner(), per_example.batch_size(x)
-        _keras.update_loss(owner, x, y, y_pred, sample_weight, count)
-        if self._diagnostics is not None:
-            self._diagnostics.update(self.optimizer.phase(), result.norms, query.l2_norm_clip)
-        self.optimizer.finish_step(result.clipped_sum, self._regularization_gradients(query))
-        logs = dict(owner.compute_metrics(x, y, y_pred, sample_weight))
-        return {**logs, **(self._diagnostics.result() if self._diagnostics else {})}
-
-    def _answer(self, query, data):
-        """The clipped sum over a batch, and the predictions it was computed with."""
-        leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten(data) if t is not None]
-        shape = [per_example.batch_size(leaves), _keras.random_source_count(self), 2]
-        examples = (leaves, self.optimizer.random_bits(shape))
-        outputs = _Outputs()
-
-        def gradient_fn(example):
-            leaves, seeds = example
-            batch = iter([t[None] for t in leaves])
-            x, y, sample_weight = tf.nest.map_structure(lambda t: t if t is None else next(batch), data)
-            return self._example_gradients(query.variables, x, y, sample_weight, seeds, outputs)
-
-        result = per_example.clipped_sum(
-            _STRATEGIES[self.method],
-            gradient_fn,
-            query,
-            examples,
-            1 if self.method == "loop" else self.physical_batch_size,
-        )
-        return result, outputs.unpack(result.outputs)
-
-    def _example_gradients(self, variables, x, y, sample_weight, seeds, outputs):
-        """Gradients of one example's loss, and its predictions."""
-        sources = [_keras.native(v) for v in variables]
-        unrolled = _keras.unrolled(self) if self.method == "vectorized" else contextlib.nullcontext()
-        with _keras.constant_regularizers(self), unrolled:
-            with _keras.example_scope(self, seeds), tf.GradientTape() as tape:
-                y_pred = _keras.forward(self, x)
-                loss = _keras.compute_loss(self._loss_owner(), x, y, y_pred, sample_weight)
-                loss = tf.reduce_sum(loss)
-        gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
-        return [tf.convert_to_tensor(g) for g in gradients], outputs.pack(y_pred)
-
-    def _regularization_gradients(self, query):
-        if not _keras.regularizer_count(self):
-            return None
-        with tf.GradientTape() as tape:
-            loss = _keras.regularization_loss(self)
-        sources = [_keras.native(v) for v in query.variables]
-        return tape.gradient(loss, sources, unconnected_gradients="zero")
-
-    def _check_first_step(self, x):
-        if self._forward_checked:
-            return
-        validation.check_tensors(x)
-        y_pred = validation.check_forward(self, x)
-        _keras.build_losses(self._loss_owner(), y_pred)
-        self._forward_checked = True
-
-    def reset_metrics(self):
-        """Starts the means of an epoch."""
-        super().reset_metrics()
-        if self._diagnostics is not None:
-            self._diagnostics.reset()
-
-
-class _Outputs:
-    """Takes predictions and their masks through a map over examples."""
-
-    def pack(self, y_pred):
-        """The flat tensors of one example's predictions, without the batch axis."""
-        flat = tf.nest.flatten(y_pred)
-        for tensor in flat:
-            if tensor.shape.rank is not None and (tensor.shape.rank == 0 or tensor.shape[0] not in (1, None)):
-                raise ValueError(
-                    "Each output of the model must have the batch as its first axis. Received: an "
-                    f"output of shape {tensor.shape} for a batch of one"
-                )
-        masks = [_keras.mask_of(tensor) for tensor in flat]
-        self._structure, self._masked = y_pred, [mask is not None for mask in masks]
-        return [t[0] for t in flat + [mask for mask in masks if mask is not None]]
-
-    def unpack(self, flat):
-        """The predictions of the batch, as the model nests them."""
-        count = len(self._masked)
-        tensors, masks = list(flat[:count]), iter(flat[count:])
-        tensors = [_keras.set_mask(t, next(masks)) if m else t for t, m in zip(tensors, self._masked)]
-        return tf.nest.pack_sequence_as(self._structure, tensors)
 
 
 @_keras.register
@@ -297,9 +68,9 @@ class DP2Wrapper(PrivateTraining, keras.Model):
     def _loss_owner(self):
         return self.model
 
-    def call(self, inputs):
+    def call(self, inputs, training=None):
         """Calls the model."""
-        return self.model(inputs)
+        return _keras.forward(self.model, inputs, training)
 
     def compile(self, optimizer, loss=None, *args, **kwargs):
         super().compile(optimizer, loss, *args, **kwargs)
@@ -358,7 +129,7 @@ def make_private(model: keras.Model) -> keras.Model:
     """
     if isinstance(model, PrivateTraining):
         return model
-    _check_overrides(type(model), keras.Model)
+    check_overrides(type(model), keras.Model)
     if type(model) is keras.Sequential:
         return DP2Sequential(_keras.sequential_layers(model), name=model.name)
     if type(model) is _keras.Functional:
@@ -376,7 +147,7 @@ def unwrap(model: keras.Model) -> keras.Model:
         model: a private model.
 
     Returns:
-        A plain Keras model, not compiled.
+        A plain Keras model, to be compiled for training or evaluation.
 
     Raises:
         ValueError: for a model that is private by inheritance, or has a private model among
@@ -394,6 +165,7 @@ def unwrap(model: keras.Model) -> keras.Model:
         plain = keras.Model(*_keras.functional_structure(model), name=name)
     else:
         plain = model.model if isinstance(model, DP2Wrapper) else model
+        plain.reset_metrics()  # Keras 2 saves them, and they are exact figures of the data.
     for layer in _keras.flatten_layers(plain):
         if isinstance(layer, PrivateTraining):
             raise ValueError(
@@ -402,35 +174,3 @@ def unwrap(model: keras.Model) -> keras.Model:
                 "by itself. Export it for serving with `model.export(path)`."
             )
     return plain
-
-
-def _check_optimizer(optimizer):
-    if isinstance(optimizer, _keras.LossScaleOptimizer):
-        raise ValueError(
-            "`optimizer` must not be a LossScaleOptimizer, which scales what is clipped and skips steps "
-            "by what the data did: use the `mixed_bfloat16` policy. Received: optimizer="
-            f"{type(optimizer).__name__}"
-        )
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise ValueError(
-            "`optimizer` must be one of dp2_keras's optimizers, such as DP2RMSprop; another would "
-            f"train without privacy. Received: optimizer={optimizer!r}"
-        )
-
-
-def _check_overrides(model_class, expected):
-    if model_class.train_step is not expected.train_step:
-        raise ValueError(
-            f"{model_class.__name__} must not have a `train_step` of its own, which would not be "
-            "private. Put the loss into `compute_loss`, and the metrics into `compute_metrics`."
-        )
-
-
-def _public_batch_size(x, batch_size):
-    """The batch size that `fit` states, or None."""
-    if isinstance(x, tf.data.Dataset):
-        sizes = {spec.shape[0] for spec in tf.nest.flatten(x.element_spec) if spec.shape.rank}
-        return sizes.pop() if len(sizes) == 1 else None
-    if all(hasattr(t, "shape") or isinstance(t, list) for t in tf.nest.flatten(x)):
-        return batch_size or 32
-    return None

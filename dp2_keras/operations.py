@@ -7,13 +7,15 @@ this list or was declared by `declare_per_example`. The list is short on purpose
 not name is refused, not guessed.
 """
 
+import inspect
+
 import tensorflow as tf
 
 from dp2_keras import _keras
 
 _LAYERS = frozenset(
     """
-    InputLayer Dense EinsumDense Embedding Activation Masking Identity
+    InputLayer Dense Embedding Activation Masking Identity
     ReLU LeakyReLU PReLU ELU Softmax Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D
     GaussianDropout GaussianNoise AlphaDropout
     Conv1D Conv2D Conv3D Conv1DTranspose Conv2DTranspose Conv3DTranspose DepthwiseConv1D
@@ -22,16 +24,18 @@ _LAYERS = frozenset(
     GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D
     GlobalMaxPooling2D GlobalMaxPooling3D
     Flatten Reshape Permute RepeatVector Cropping1D Cropping2D Cropping3D UpSampling1D
-    UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D Rescaling
+    UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
     LayerNormalization GroupNormalization RMSNormalization UnitNormalization BatchNormalization
     Add Subtract Multiply Average Maximum Minimum Concatenate
     MultiHeadAttention GroupQueryAttention Attention AdditiveAttention
     """.split()
 )
-_KERAS_OPERATIONS = frozenset(
+_LOSSES = frozenset(
     """
-    Add Subtract Multiply Divide TrueDivide Negative Absolute Square Sqrt Exp Log Maximum Minimum
-    Relu Relu6 Sigmoid Tanh Silu Gelu Elu Selu Softplus Softsign LeakyRelu HardSigmoid
+    BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy
+    SparseCategoricalCrossentropy KLDivergence Poisson MeanSquaredError MeanAbsoluteError
+    MeanAbsolutePercentageError MeanSquaredLogarithmicError CosineSimilarity Huber LogCosh
+    Hinge SquaredHinge CategoricalHinge
     """.split()
 )
 
@@ -74,37 +78,58 @@ def check(model) -> None:
     Raises:
         ValueError: naming the first operation that is not on the list, and the fix.
     """
+    if is_declared(model):
+        return
+    if type(model) not in (_keras.keras.Sequential, _keras.Functional):
+        _refuse(model, "is a subclassed model, whose `call` may mix the examples of a batch")
     for operation in _keras.operations(model):
-        if is_declared(operation):
-            continue
         if type(operation) in (_keras.keras.Sequential, _keras.Functional):
             check(operation)
-        elif not _is_known(operation):
-            raise ValueError(
-                f"'{operation.name}' ({type(operation).__name__}) is not known to treat the examples "
-                "of a batch apart. Wrap the model with `dp2_keras.make_private(model)`, which gives "
-                "each example a batch of its own, or declare the class with "
-                "`dp2_keras.declare_per_example` if you know that it does."
-            )
-    if type(model) not in (_keras.keras.Sequential, _keras.Functional) and not is_declared(model):
-        raise ValueError(
-            f"{type(model).__name__} is a subclassed model, whose `call` may mix the examples of a "
-            "batch. Wrap it with `dp2_keras.make_private(model)`, or declare the class with "
-            "`dp2_keras.declare_per_example` if you know that it does not."
-        )
+        elif not (is_declared(operation) or _is_known(operation)):
+            _refuse(operation, "is not known to treat the examples of a batch apart")
+    for tensor in model.inputs or []:
+        if len(tensor.shape) < 2:
+            _refuse(model, "has an input of one axis, which layers take for their features")
+
+
+def check_losses(losses) -> None:
+    """Refuses losses that are reduced, or not known to give each example its own entry.
+
+    Args:
+        losses: what `compile` was given as `loss`.
+
+    Raises:
+        ValueError: naming the first such loss, and the fix.
+    """
+    for loss in tf.nest.flatten(losses):
+        known = type(loss).__name__ in _LOSSES and type(loss).__module__.startswith("keras.")
+        axis = getattr(loss, "axis", getattr(loss, "_fn_kwargs", {}).get("axis", -1))
+        unreduced = getattr(loss, "reduction", "") in (None, "none")
+        if not unreduced or not (is_declared(loss) or (known and axis == -1)):
+            _refuse(loss, "is not a Keras loss with `reduction='none'` that treats the examples apart")
+
+
+def _refuse(thing, why):
+    name = getattr(thing, "name", thing)
+    raise ValueError(
+        f"'{name}' ({type(thing).__name__}) {why}. Wrap the model with "
+        "`dp2_keras.make_private(model)`, which gives each example a batch of its own, or declare "
+        "the class with `dp2_keras.declare_per_example` if you know better."
+    )
 
 
 def _is_known(operation):
-    name, module = type(operation).__name__, type(operation).__module__
-    if not module.startswith("keras."):
+    if type(operation).__name__ not in _LAYERS or not type(operation).__module__.startswith("keras."):
         return False
-    if isinstance(operation, _keras.keras.layers.Layer):
-        return name in _LAYERS and not _touches_batch_axis(operation)
-    return name in _KERAS_OPERATIONS
+    return isinstance(operation, _keras.keras.layers.Layer) and not _reaches_batch_axis(operation)
 
 
-def _touches_batch_axis(layer):
+def _reaches_batch_axis(layer):
+    """Whether an argument may make a layer of the list mix examples."""
     axes = tf.nest.flatten([getattr(layer, name, None) for name in ("axis", "_attention_axes")])
+    odd_axis = any(axis is not None and axis != -1 and axis < 1 for axis in axes)
     activation = getattr(layer, "activation", None)
-    foreign = activation is not None and not getattr(activation, "__module__", "").startswith("keras.")
-    return 0 in axes or foreign
+    odd_activation = activation is not None and not (
+        inspect.isfunction(activation) and activation.__module__.startswith("keras.src.activations")
+    )
+    return odd_axis or odd_activation or getattr(layer, "target_shape", True) == ()

@@ -53,7 +53,7 @@ class GaussianPrivatizer:
 
 def check_mechanism(noise_multiplier: float, **clip) -> None:
     """Refuses a clip norm and a noise multiplier that have no meaning, or none together."""
-    _checks.positive_or_infinite(**clip)
+    _checks.clip_norm(**clip)
     _checks.non_negative(noise_multiplier=noise_multiplier)
     if noise_multiplier > 0 and float("inf") in clip.values():
         rule = "finite when there is noise: noise for an unbounded gradient is infinite"
@@ -91,7 +91,7 @@ class ClippingQuery:
             example was left out.
         """
         scaled = [self._scaled(g, k) for k, g in enumerate(per_example_gradients)]
-        norms = tf.sqrt(tf.add_n([_squared_norms(g) for g in scaled]))
+        norms = tf.cast(tf.sqrt(tf.add_n([_squared_norms(g) for g in scaled])), tf.float32)
         kept = tf.math.is_finite(norms) & mask
         norms = tf.where(kept, norms, tf.zeros_like(norms))
         factors = self.clip_factors(norms)
@@ -151,8 +151,11 @@ def compute_dtype(dtype) -> tf.DType:
 
 
 def _squared_norms(gradients):
-    axes = list(range(1, gradients.shape.rank))
-    return tf.cast(tf.reduce_sum(tf.square(gradients), axis=axes), tf.float32)
+    """Sums of squares per example; float64 across rows, where float32 would lose digits."""
+    rows = tf.square(gradients)
+    if gradients.shape.rank > 1:
+        rows = tf.reduce_sum(rows, axis=-1)
+    return tf.reduce_sum(tf.cast(rows, tf.float64), axis=list(range(1, rows.shape.rank)))
 
 
 def _weighted_sum(factors, gradients, kept):

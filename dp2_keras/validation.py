@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from dp2_keras import _keras, operations
 
-_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "LookupTableInsert", "LookupTableImport")
+# Stateful operations that change nothing: they read, draw random numbers, check, print or branch.
+_HARMLESS = (
+    "ReadVariableOp", "ResourceGather", "VarHandleOp", "VarIsInitializedOp", "VariableShape",
+    "LookupTableFind", "LookupTableSize", "HashTable",
+    "Random", "Stateful", "Rng", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal", "CudnnRNN",
+    "Assert", "Print", "PartitionedCall", "If", "While", "Case",
+)  # fmt: skip
 
 _CROSS_EXAMPLE = {
     "BatchNormalization": "use GroupNormalization or LayerNormalization, or freeze it with "
@@ -31,10 +38,9 @@ def check_model(model) -> None:
 
 
 def _check_layer(layer):
-    if operations.is_declared(layer):
-        return
     for base in type(layer).__mro__:
-        if base.__name__ in _CROSS_EXAMPLE and layer.trainable:
+        frozen = base.__name__.endswith("BatchNormalization") and not layer.trainable
+        if base.__name__ in _CROSS_EXAMPLE and not frozen and not operations.is_declared(layer):
             raise ValueError(
                 f"Layer '{layer.name}' ({type(layer).__name__}) mixes the examples of a batch, so that "
                 f"no clip bounds what one of them does: {_CROSS_EXAMPLE[base.__name__]}."
@@ -55,45 +61,62 @@ _ADDED_LOSS = (
 )
 
 
-def check_forward(model, x) -> tf.TypeSpec:
-    """Refuses state written and losses added by a forward pass, found by tracing it.
+def check_step(model, loss_owner, data) -> None:
+    """Refuses state written by a forward pass or its loss, and added losses, by tracing them.
 
     Args:
         model: the model.
-        x: its inputs, a structure of tensors.
+        loss_owner: the model whose `compute_loss` counts.
+        data: (x, y, sample_weight), structures of tensors.
 
-    Returns:
-        The structure of the outputs.
+    Raises:
+        ValueError: naming the variable or layer.
     """
-    spec = lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype)  # noqa: E731
+
+    def step(data):
+        x, y, sample_weight = data
+        y_pred = _keras.forward(model, x)
+        _keras.build_losses(loss_owner, y_pred)
+        _keras.compute_loss(loss_owner, x, y, y_pred, sample_weight)
+
+    check_model(model)
+    spec = lambda t: t if t is None else tf.TensorSpec(t.shape, t.dtype)  # noqa: E731
     with tf.init_scope():
-        forward = tf.function(lambda x: model(x, training=True), autograph=False)
-        traced = forward.get_concrete_function(tf.nest.map_structure(spec, x))
-    _check_writes(model, traced.graph)
+        traced = tf.function(step, autograph=False)
+        graph = traced.get_concrete_function(tf.nest.map_structure(spec, data)).graph
+    _check_state(model, loss_owner, graph)
     for layer in _keras.flatten_layers(model):
         if _keras.added_losses(layer):
             raise ValueError(_ADDED_LOSS.format(name=layer.name, what="calls `add_loss`"))
     check_model(model)  # Again: a model may make its layers when it is first called.
-    return traced.structured_outputs
 
 
-def _check_writes(model, graph):
-    seeds = _keras.random_state_handles(model)
-    handles = {id(inner): outer for outer, inner in graph.captures}
+def _check_state(model, loss_owner, graph):
+    """Every stateful operation must read, draw, check or branch; or write a metric or a seed."""
+    metrics = [_keras.native(v).handle for metric in loss_owner.metrics for v in metric.variables]
+    writable = [*metrics, *_keras.random_state_handles(model)]
+    outer = {id(inner): handle for handle, inner in graph.captures}
     for op in graph.get_operations():
-        if op.type.startswith(_WRITES):
-            target = handles.get(id(op.inputs[0]))
-            if not any(target is seed for seed in seeds):
+        if _may_write(op.type):
+            target = outer.get(id(op.inputs[0])) if op.inputs else None
+            if not any(target is handle for handle in writable):
                 raise ValueError(_STATE.format(name=_owner(model, target), op=op.type))
     for function in graph.as_graph_def().library.function:
         for node in function.node_def:
-            if node.op.startswith(_WRITES):
-                raise ValueError(_STATE.format(name=node.name, op=node.op))
+            if _may_write(node.op):
+                raise ValueError(_STATE.format(name=f"Something in '{node.name}'", op=node.op))
+
+
+def _may_write(op_type):
+    if "PyFunc" in op_type:
+        return True
+    definition = op_def_registry.get(op_type)
+    return definition is not None and definition.is_stateful and not op_type.startswith(_HARMLESS)
 
 
 _STATE = (
-    "{name} is written by the forward pass ({op}): state that follows the data leaks it past the "
-    "noise. Remove the layer, freeze it, or keep its state constant while training."
+    "{name} is written by the forward pass or its loss ({op}): state that follows the data leaks it "
+    "past the noise. Remove the layer, freeze it, or keep its state constant while training."
 )
 
 
@@ -102,7 +125,7 @@ def _owner(model, handle):
         for variable in layer.variables:
             if _keras.native(variable).handle is handle:
                 return f"Variable '{variable.name}' of layer '{layer.name}'"
-    return "A variable"
+    return "A variable or resource"
 
 
 def check_loss(loss) -> None:
@@ -118,9 +141,12 @@ def check_loss(loss) -> None:
 
 def check_callbacks(callbacks) -> None:
     """Refuses callbacks that steer training by a metric of the training data."""
+    callbacks = getattr(callbacks, "callbacks", callbacks)  # Of a CallbackList.
     for callback in tf.nest.flatten(callbacks or []):
         steered = getattr(callback, "save_best_only", True)
         monitor = getattr(callback, "monitor", None)
+        if isinstance(callback, _keras.keras.callbacks.TerminateOnNaN):
+            monitor = "loss"
         if steered and isinstance(monitor, str) and not monitor.startswith("val_"):
             raise ValueError(
                 f"{type(callback).__name__} must not steer training by a metric of the private "
@@ -138,29 +164,34 @@ def check_ranges(model, x, y) -> None:
         if isinstance(layer, _keras.keras.layers.Embedding):
             for tokens in _inputs_of(layer, model, x):
                 _check_range(f"tokens for layer '{layer.name}'", tokens, layer.input_dim)
-    losses, labels = tf.nest.flatten(getattr(model, "loss", None)), tf.nest.flatten(y)
-    outputs = getattr(model, "outputs", None) or []
-    if len(losses) == len(labels) == len(outputs):
-        for loss, label, output in zip(losses, labels, outputs):
-            name = getattr(loss, "name", getattr(loss, "__name__", loss))
-            if name == "sparse_categorical_crossentropy" and getattr(loss, "ignore_class", None) is None:
-                _check_range("labels", label, output.shape[-1])
+    names, outputs = getattr(model, "output_names", []), getattr(model, "outputs", None) or []
+    losses = _by_name(getattr(model, "loss", None), names)
+    for loss, label, output in zip(losses, _by_name(y, names), outputs):
+        name = getattr(loss, "name", getattr(loss, "__name__", loss))
+        if name == "sparse_categorical_crossentropy" and getattr(loss, "ignore_class", None) is None:
+            _check_range("labels", label, output.shape[-1])
 
 
 def _inputs_of(layer, model, x):
     """The arrays of `x` that go straight into a layer."""
-    inputs, arrays = getattr(model, "inputs", None) or [], tf.nest.flatten(x)
-    if len(inputs) != len(arrays):
-        return []
+    inputs = getattr(model, "inputs", None) or []
+    arrays = _by_name(x, [i.name.split(":")[0] for i in inputs])
     direct = [t for node in layer._inbound_nodes for t in tf.nest.flatten(node.input_tensors)]
     return [a for a, i in zip(arrays, inputs) if any(i is t for t in direct)]
+
+
+def _by_name(values, names):
+    """A dict's entries in the order of names; a list as it is; one thing alone."""
+    if isinstance(values, dict):
+        return [values.get(name) for name in names]
+    return values if isinstance(values, (list, tuple)) else [values]
 
 
 def _check_range(what, values, stop):
     if not hasattr(values, "shape") or not hasattr(values, "dtype") or stop is None:
         return
     values = np.asarray(values)
-    if values.size and (values.min() < 0 or values.max() >= stop):
+    if values.size and not (values.min() >= 0 and values.max() < stop):
         raise ValueError(
             f"The {what} must be at least 0 and below {stop}. Received: values from "
             f"{values.min()} to {values.max()}"
@@ -177,10 +208,18 @@ def check_tensors(data) -> None:
             )
 
 
+def check_equal_length(tensors) -> None:
+    """Refuses inputs, labels and weights of different numbers of examples."""
+    for tensor in tensors:
+        if tensor.shape.rank == 0 or not tensor.shape[:1].is_compatible_with(tensors[0].shape[:1]):
+            raise ValueError(
+                "Inputs, labels and sample weights must have one row per example. Received: shapes "
+                f"{[tuple(t.shape) for t in tensors]}"
+            )
+
+
 def check_stock_model(model, data) -> None:
     """All checks for a plain model, whose layers see a real batch."""
-    x, _, _ = _keras.keras.utils.unpack_x_y_sample_weight(data)
-    check_loss(getattr(model, "loss", None))
-    check_model(model)
-    check_forward(model, x)
+    operations.check_losses(model.loss)
+    check_step(model, model, _keras.keras.utils.unpack_x_y_sample_weight(data))
     operations.check(model)

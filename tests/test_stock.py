@@ -8,7 +8,7 @@ import tensorflow as tf
 from conftest import flat_weights
 
 import dp2_keras as dp2
-from dp2_keras import _keras
+from dp2_keras import _keras, operations
 
 N, FEATURES = 12, 5
 
@@ -104,7 +104,8 @@ def test_a_vector_of_another_length_is_refused(data):
     def short(y_true, y_pred):
         return tf.reduce_mean(tf.square(y_true - y_pred), axis=0)  # Over the batch, not the features.
 
-    loss = type("Short", (keras.losses.Loss,), {"call": lambda self, a, b: short(a, b)})(reduction="none")
+    loss_class = type("Short", (keras.losses.Loss,), {"call": lambda self, a, b: short(a, b)})
+    loss = dp2.declare_per_example(loss_class)(reduction="none")
     refused(
         stock_model(loss=loss),
         data,
@@ -235,3 +236,69 @@ def test_a_loss_kept_from_another_step_is_not_used(data):
         model.optimizer.scale_loss(tf.ones([4]))
     with pytest.raises(dp2.NonPrivateUpdateError):
         model.optimizer.apply_gradients([(tf.ones(v.shape), v) for v in model.trainable_variables])
+
+
+class BatchMean(keras.losses.Loss):
+    """A vector whose entries all depend on all examples."""
+
+    def call(self, y_true, y_pred):
+        return tf.reduce_mean(tf.square(y_true - y_pred), axis=-1) * 0 + tf.reduce_mean(y_pred)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: BatchMean(reduction="none"),
+        lambda: keras.losses.CosineSimilarity(axis=0, reduction="none"),
+        *([lambda: keras.losses.Circle(reduction="none")] if _keras.KERAS_3 else []),
+    ],
+)
+def test_a_loss_whose_entries_mix_examples_is_refused(data, loss):
+    refused(stock_model(loss=loss()), data, ValueError, "treats the examples apart")
+
+
+def test_one_reduced_loss_of_two_is_refused(data):
+    x, y = data
+    inputs = keras.Input((FEATURES,))
+    model = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
+    losses = [keras.losses.MeanSquaredError(reduction="none"), keras.losses.MeanSquaredError()]
+    model.compile(optimizer(), losses, jit_compile=False)
+    # Keras 2 cannot add a vector and a number; Keras 3 broadcasts, and every entry sees every example.
+    with pytest.raises(ValueError, match="treats the examples apart" if _keras.KERAS_3 else "equal rank"):
+        fit(model, (x, [y, y]))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: keras.layers.Softmax(axis=-2),
+        lambda: keras.layers.UnitNormalization(axis=0),
+        lambda: keras.layers.Dense(1, activation=keras.layers.Softmax(axis=0)),
+        lambda: keras.layers.Dense(1, activation=keras.layers.Lambda(lambda t: t - tf.reduce_mean(t, 0))),
+        lambda: keras.layers.Activation(lambda t: t - tf.reduce_mean(t, 0)),
+        lambda: keras.layers.EinsumDense("ab,ac->cb", output_shape=(1,)),
+        lambda: keras.layers.Reshape(()),
+    ],
+)
+def test_arguments_that_reach_the_batch_axis_are_refused(layer):
+    inputs = keras.Input((1,), batch_size=4)
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Reshape((1,))(layer()(inputs))))
+    with pytest.raises(ValueError, match="not known to treat the examples"):
+        operations.check(model)
+
+
+def test_an_input_of_one_axis_is_refused():
+    inputs = keras.Input(())
+    model = keras.Model(inputs, keras.layers.Reshape((1,))(inputs))
+    with pytest.raises(ValueError, match="one axis"):
+        operations.check(model)
+
+
+def test_an_empty_batch_is_a_step_of_pure_noise(data):
+    empty = tf.data.Dataset.from_tensors((data[0][:0], data[1][:0]))
+    quiet = stock_model()
+    quiet.fit(empty, verbose=0)
+    np.testing.assert_array_equal(flat_weights(quiet), np.zeros(FEATURES + 1))
+    noisy = stock_model(optimizer=lambda: optimizer(noise_multiplier=1.0))
+    noisy.fit(empty, verbose=0)
+    assert np.all(flat_weights(noisy) != 0)

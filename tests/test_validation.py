@@ -361,3 +361,136 @@ def test_a_loss_that_raises_once_leaves_a_model_that_trains():
     Moody.raises = False
     model.train_on_batch(X, Y)
     assert int(model.optimizer.iterations) == 1
+
+
+# State that no deny-list would name.
+
+
+class Bank(keras.layers.Layer):
+    """Keeps what it sees by the means `how` names."""
+
+    memory = []
+
+    def __init__(self, how, **kwargs):
+        super().__init__(**kwargs)
+        self.how = how
+        self.bank = tf.Variable(tf.zeros([3]), trainable=False)
+        self.queue = tf.queue.FIFOQueue(100, tf.float32)
+
+    def call(self, inputs):
+        if self.how == "slice":
+            self.bank[0:1].assign(inputs[0, :1])
+        elif self.how == "queue":
+            self.queue.enqueue(inputs[0, 0])
+        else:
+            inputs = tf.ensure_shape(tf.numpy_function(self._remember, [inputs], tf.float32), inputs.shape)
+        return inputs
+
+    def _remember(self, array):
+        Bank.memory.append(array)
+        return array
+
+
+@pytest.mark.parametrize("how", ["slice", "queue", "numpy"])
+def test_every_way_to_keep_data_is_found(how):
+    refuses_to_fit(model_of(Bank(how)), "written by the forward pass")
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_state_written_by_the_loss_is_found(run_eagerly):
+    class Centre(dp2.DP2Sequential):
+        def build(self, *args, **kwargs):
+            super().build(*args, **kwargs)
+            self.centre = tf.Variable(0.0, trainable=False)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **kwargs):
+            self.centre.assign(tf.reduce_mean(x))
+            return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **kwargs)
+
+    model = Centre([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=optimizer(), loss="mse", run_eagerly=run_eagerly)
+    model.build((None, 3))
+    refuses_to_fit(model, "written by the forward pass or its loss")
+    assert model.centre.numpy() == 0
+
+
+def test_a_layer_changed_after_the_first_trace_is_checked_again():
+    layer = keras.layers.BatchNormalization(center=False, scale=False)
+    layer.trainable = False
+    model = model_of(layer)
+    model.compile(optimizer=optimizer(), loss="mse")
+    model.fit(X, Y, batch_size=4, verbose=0)
+    layer.trainable = True
+    model.train_function = None  # Traced again, as for another shape of batch.
+    with pytest.raises(ValueError, match="mixes the examples"):
+        model.fit(X[:6], Y[:6], batch_size=3, verbose=0)
+
+
+def test_complex_weights_are_refused():
+    class Phase(keras.layers.Layer):
+        def build(self, input_shape):
+            self.phase = tf.Variable(tf.ones([1], tf.complex64), trainable=True)
+            super().build(input_shape)
+
+        def call(self, inputs):
+            return inputs * tf.math.real(self.phase)
+
+    model = dp2.DPSGD(0.1, 1.0, 1.0, expected_batch_size=1)
+    layer = Phase()
+    layer(tf.ones([1, 1]))
+    with pytest.raises(ValueError, match="must be real numbers"):
+        model.begin_step([layer.phase])
+
+
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        lambda: [keras.callbacks.TerminateOnNaN()],
+        lambda: keras.callbacks.CallbackList([keras.callbacks.EarlyStopping(monitor="loss")]),
+    ],
+)
+def test_callbacks_in_disguise_are_refused(callbacks):
+    refuses_to_fit(logistic_model(3, optimizer()), "must not steer training", callbacks=callbacks())
+
+
+def test_data_given_by_name_is_checked_by_name():
+    first, second = keras.Input((1,), name="b", dtype="int32"), keras.Input((1,), name="a", dtype="int32")
+    embedded = [keras.layers.Embedding(100, 2)(first), keras.layers.Embedding(5, 2)(second)]
+    output = keras.layers.Dense(1)(keras.layers.Flatten()(keras.layers.Concatenate()(embedded)))
+    model = dp2.DP2Model([first, second], output)
+    model.compile(optimizer=optimizer(), loss="mse")
+    large, small = np.full((8, 1), 99), np.full((8, 1), 4)
+    model.fit({"a": small, "b": large}, Y, batch_size=4, verbose=0)
+    refuses_to_fit(model, "below 5", x={"a": large, "b": large})
+
+
+def test_inputs_and_labels_of_different_lengths_are_refused():
+    model = logistic_model(3, optimizer())
+    with pytest.raises(ValueError):
+        model.train_on_batch(X[:4], Y[:1])
+    assert int(model.optimizer.iterations) == 0
+
+
+# A step that did not happen does not count.
+
+
+def test_only_steps_that_ran_are_counted():
+    model = logistic_model(3, dp2.DP2Adagrad(0.1, 1.0, 0.0, delay=3, expected_batch_size=4))
+    unknown = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).filter(lambda x, y: True)
+    for fits in (1, 2, 3):
+        model.fit(unknown, verbose=0)
+        assert int(model.optimizer.iterations) == 2 * fits
+    assert np.all(model.optimizer._second_moments[0].numpy() > 0)
+
+
+def test_a_step_that_fails_at_run_time_does_not_count():
+    model = logistic_model(3, optimizer())
+
+    def stream():
+        yield X[:4], Y[:4]
+        raise ValueError("no more")
+
+    spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
+    with pytest.raises(Exception, match="no more"):
+        model.fit(tf.data.Dataset.from_generator(stream, output_signature=spec), verbose=0, epochs=3)
+    assert int(model.optimizer.iterations) == 1

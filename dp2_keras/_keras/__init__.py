@@ -8,6 +8,9 @@ import keras
 
 KERAS_3 = hasattr(keras, "StatelessScope")
 
+if KERAS_3 and tuple(int(part) for part in keras.__version__.split(".")[:2]) < (3, 12):
+    raise ImportError(f"dp2_keras needs Keras 2.14 or Keras 3.12 and above. Received: {keras.__version__}")
+
 if KERAS_3 and keras.backend.backend() != "tensorflow":
     raise ImportError(
         "dp2_keras needs Keras's TensorFlow backend: set KERAS_BACKEND=tensorflow before the "

@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import keras
+import tensorflow as tf
 
 register = keras.saving.register_keras_serializable(package="dp2_keras")
 
@@ -17,17 +18,20 @@ class OwnState:
     """
 
     def save_own_variables(self, store):
-        """Saves the state under the name of the class."""
-        for name, variable in self._saved_names().items():
-            store[name] = variable.numpy()
+        """Saves the state, if there is any yet, under the name of the class."""
+        if self.is_built():
+            for name, variable in self._saved_names().items():
+                store[name] = variable.numpy()
 
     def load_own_variables(self, store):
         """Loads the state, or warns that there is none for this optimizer."""
         saved = self._saved_names()
+        if not store.keys() and not int(self.iterations):
+            return  # Neither has taken a step.
         if set(store.keys()) != set(saved):
             warnings.warn(
-                f"{type(self).__name__} starts anew: its state is not in the file, which was saved with "
-                "another optimizer, with none, or for other variables than it was built for. Received: "
+                f"{type(self).__name__} keeps the state it has: there is none for it in the file, which was "
+                "saved with another optimizer, with none, or for other variables. Received: "
                 f"{len(store.keys())} saved, {len(saved)} built",
                 stacklevel=2,
             )
@@ -76,6 +80,23 @@ def stock_train_step():
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame and (frame.f_locals["self"], frame.f_locals["data"])
+
+
+@contextlib.contextmanager
+def unless_empty(count, variables):
+    """Inside, an empty batch changes none of these: its mean loss is not a number.
+
+    Args:
+        count: the number of examples, an integer or a tensor.
+        variables: `tf.Variable`s, those of the metrics.
+    """
+    if isinstance(count, int) and count > 0:
+        yield
+        return
+    before = [tf.identity(v) for v in variables]
+    yield
+    for variable, value in zip(variables, before):
+        variable.assign(tf.where(count > 0, variable, value))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,15 @@ import tensorflow as tf
 from keras.src.engine.functional import Functional  # noqa: F401
 
 from dp2_keras._keras.common import *  # noqa: F403
-from dp2_keras._keras.common import OwnState, attributes, flatten_layers, keras, recurrent_layers, unrolling
+from dp2_keras._keras.common import (
+    OwnState,
+    attributes,
+    flatten_layers,
+    keras,
+    recurrent_layers,
+    unless_empty,
+    unrolling,
+)
 from dp2_keras.errors import NonPrivateUpdateError
 
 LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
@@ -107,8 +115,8 @@ def sequential_layers(model):
     return list(model._self_tracked_trackables)
 
 
-def forward(model, x):
-    return model(x, training=True)
+def forward(model, x, training=True):
+    return model(x, training=training)
 
 
 def functional_structure(model):
@@ -116,7 +124,8 @@ def functional_structure(model):
 
 
 def build_losses(model, y_pred):
-    if model.compiled_loss is not None and not model.compiled_loss.built:
+    # A model with a `compute_loss` of its own and no compiled loss logs none.
+    if model.loss and not model.compiled_loss.built:
         model.compiled_loss.build(y_pred)
 
 
@@ -127,8 +136,9 @@ def compute_loss(model, x, y, y_pred, sample_weight):
 
 
 def update_loss(model, x, y, y_pred, sample_weight, batch_size):
-    del batch_size  # Keras 2 logs the loss while it computes it.
-    compute_loss(model, x, y, y_pred, sample_weight)
+    # Keras 2 logs the loss while it computes it.
+    with unless_empty(batch_size, [v for metric in model.metrics for v in metric.variables]):
+        compute_loss(model, x, y, y_pred, sample_weight)
 
 
 def compile_without_optimizer(model, *args, **kwargs):

@@ -7,7 +7,15 @@ from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import global_seed_generator
 
 from dp2_keras._keras.common import *  # noqa: F403
-from dp2_keras._keras.common import OwnState, attributes, flatten_layers, keras, recurrent_layers, unrolling
+from dp2_keras._keras.common import (
+    OwnState,
+    attributes,
+    flatten_layers,
+    keras,
+    recurrent_layers,
+    unless_empty,
+    unrolling,
+)
 from dp2_keras.errors import NonPrivateUpdateError
 
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
@@ -104,9 +112,9 @@ def sequential_layers(model):
     return list(model._layers)
 
 
-def forward(model, x):
-    """Calls the model as Keras's own `train_step` does."""
-    return model(x, training=True) if model._call_has_training_arg else model(x)
+def forward(model, x, training=True):
+    """Calls the model, as Keras's own `train_step` does by default."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
 def functional_structure(model):
@@ -126,8 +134,9 @@ def compute_loss(model, x, y, y_pred, sample_weight):
 
 def update_loss(model, x, y, y_pred, sample_weight, batch_size):
     """Logs the loss of a batch as Keras's own `train_step` does."""
-    loss = compute_loss(model, x, y, y_pred, sample_weight)
-    model._loss_tracker.update_state(loss, sample_weight=batch_size)
+    with unless_empty(batch_size, [native(v) for metric in model.metrics for v in metric.variables]):
+        loss = compute_loss(model, x, y, y_pred, sample_weight)
+        model._loss_tracker.update_state(loss, sample_weight=batch_size)
 
 
 def compile_without_optimizer(model, *args, **kwargs):

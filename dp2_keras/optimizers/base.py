@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import numbers
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -92,8 +93,10 @@ class PrivateOptimizer(_keras.Optimizer):
         check_mechanism(noise_multiplier, l2_norm_clip=l2_norm_clip)
         if expected_batch_size is not None:
             _checks.positive_integer(expected_batch_size=expected_batch_size)
-        if noise_seed is not None and not isinstance(noise_seed, int):
+        if noise_seed is not None and not isinstance(noise_seed, numbers.Integral):
             _checks.fail("an integer or None", noise_seed=noise_seed)
+        if weight_decay is not None:
+            _checks.non_negative(weight_decay=weight_decay)
         super().__init__(
             learning_rate=check_rate(learning_rate=learning_rate),
             weight_decay=weight_decay,
@@ -105,7 +108,7 @@ class PrivateOptimizer(_keras.Optimizer):
         self.l2_norm_clip = l2_norm_clip
         self.noise_multiplier = noise_multiplier
         self.expected_batch_size = expected_batch_size
-        self.noise_seed = noise_seed
+        self.noise_seed = noise_seed if noise_seed is None else int(noise_seed)
         self._noise_source = NoiseSource(noise_seed)
         self._batch_size = expected_batch_size
         self._open_query = None
@@ -179,7 +182,9 @@ class PrivateOptimizer(_keras.Optimizer):
         updates = self._directions(gradients, variables)
         if regularization is not None:
             updates = [u + tf.cast(r, u.dtype) for u, r in zip(updates, regularization)]
-        with self._weights_unlocked():
+        # Without the dependency, a step that fails (or finds no batch) would still count, and the
+        # count is the phase.
+        with self._weights_unlocked(), tf.control_dependencies(updates):
             self.apply_updates(updates, variables)
 
     def random_bits(self, shape) -> tf.Tensor:
@@ -187,9 +192,9 @@ class PrivateOptimizer(_keras.Optimizer):
         return self._noise_source.bits(shape, self._next_draw(), stream=RANDOM_LAYER_STREAM)
 
     def _private_mean(self, clipped):
-        stddev = self._by_phase(*(self._privatizer(phase).noise_stddev for phase in Phase))
         values = clipped.values
         if self.noise_multiplier > 0:
+            stddev = self.noise_multiplier * clipped.query.l2_norm_clip
             indices = [self.variable_index(v) for v in clipped.query.variables]
             values = add_noise(clipped, stddev, self._noise_source, self._next_draw(), NOISE_STREAM, indices)
         return [value / self._batch_size for value in values]
@@ -213,9 +218,8 @@ class PrivateOptimizer(_keras.Optimizer):
     def _refresh_if_due(self, variables):
         def refresh():
             sums = [self._state(self._gradient_sums, v) for v in variables]
-            steps = self.schedule.sgd_steps
-            self._refresh_from([g / steps for g in sums], variables)
-            for gradient_sum in sums:
+            self._refresh_from([g / self.schedule.sgd_steps for g in sums], variables)
+            for gradient_sum in map(_keras.native, self._gradient_sums):  # Of frozen layers too.
                 gradient_sum.assign(tf.zeros_like(gradient_sum))
 
         tf.cond(self.schedule.refreshes(self._step()), refresh, lambda: None)
@@ -299,15 +303,14 @@ class PrivateOptimizer(_keras.Optimizer):
     def _next_draw(self):
         return self._noise_source.next_draw(self._step())
 
-    def resolve_batch_size(self, batch_size: int | None) -> bool:
-        """Takes the batch size of `fit` as B, unless `expected_batch_size` was given.
+    @property
+    def batch_size(self) -> int | None:
+        """B, the public divisor: `expected_batch_size`, or what `fit` stated last."""
+        return self._batch_size
 
-        Returns:
-            Whether B has changed, so that what was traced must be traced again.
-        """
-        resolved = self.expected_batch_size or batch_size or self._batch_size
-        changed, self._batch_size = resolved != self._batch_size, resolved
-        return changed
+    def resolve_batch_size(self, batch_size: int | None) -> None:
+        """Takes the batch size of `fit` as B, unless `expected_batch_size` was given."""
+        self._batch_size = self.expected_batch_size or batch_size
 
     def _check_can_step(self, variables):
         if not variables:
@@ -318,6 +321,12 @@ class PrivateOptimizer(_keras.Optimizer):
                 "sum is divided by a public number, not by how many examples came. "
                 "Received: expected_batch_size=None"
             )
+        for variable in variables:
+            if not tf.as_dtype(variable.dtype).is_floating:
+                raise ValueError(
+                    f"Trainable variables must be real numbers to have a norm. Received: "
+                    f"'{variable.name}' of dtype {variable.dtype}"
+                )
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1:
             raise ValueError(
@@ -385,11 +394,9 @@ class PrivateOptimizer(_keras.Optimizer):
 
 
 def check_rate(**argument):
-    """A learning rate as Keras takes it: a float, a schedule or a callable."""
+    """A learning rate: a float or a `LearningRateSchedule`."""
     ((name, rate),) = argument.items()
-    if isinstance(rate, dict):
-        rate = _deserialized(rate)
-    if callable(rate):
+    if isinstance(rate, _keras.keras.optimizers.schedules.LearningRateSchedule):
         return rate
     _checks.non_negative(**{name: rate})
     return float(rate)

@@ -38,17 +38,17 @@ def private_step(optimizer, loss, variables, tape) -> None:
     if running is None or loss is None:
         raise NonPrivateUpdateError(HOW_TO_TRAIN)
     model, data = running
-    _check_loss(model, data, loss, tape)
-    validation.check_stock_model(model, data)
-    query = optimizer.begin_step(variables)
-    gradients = _per_example_gradients(loss, [_keras.native(v) for v in variables], tape)
-    drawn = tf.shape(tf.nest.flatten(data)[0])[0]
-    with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(loss)[0], drawn, _WRONG_LENGTH)]):
-        values, _ = query.clip([tf.identity(g) for g in gradients], tf.ones_like(loss, tf.bool))
-    optimizer.finish_step(ClippedSum(query, values))
+    try:
+        _check(model, data, loss, tape)
+        query = optimizer.begin_step(variables)
+        gradients = _per_example_gradients(loss, [_keras.native(v) for v in variables], tape)
+        optimizer.finish_step(ClippedSum(query, _clip(query, gradients, data)))
+    except Exception:
+        model.train_function = None  # TensorFlow may call a half-traced function empty.
+        raise
 
 
-def _check_loss(model, data, loss, tape):
+def _check(model, data, loss, tape):
     if loss.shape.rank != 1:
         raise NonPrivateUpdateError(
             "The loss must be a vector, one number per example, for a plain Keras model to be "
@@ -62,6 +62,7 @@ def _check_loss(model, data, loss, tape):
             f"`dp2_keras.make_private(model)`. Received: jit_compile={model.jit_compile}, "
             f"run_eagerly={model.run_eagerly}"
         )
+    validation.check_stock_model(model, data)
     if not tf.nest.flatten(data)[0].shape[:1].is_compatible_with(loss.shape):
         raise NonPrivateUpdateError(_WRONG_LENGTH)
 
@@ -73,12 +74,23 @@ _WRONG_LENGTH = (
 
 
 def _per_example_gradients(loss, variables, tape):
-    if tape is not None:
+    if tf.executing_eagerly():
         gradients = tape.jacobian(loss, variables, unconnected_gradients="zero")
         return [tf.convert_to_tensor(g) for g in gradients]
 
     def gradients_of(index):
-        gradients = tf.gradients(loss[index], variables, unconnected_gradients="zero")
+        gradients = tf.gradients(padded[index], variables, unconnected_gradients="zero")
         return [tf.convert_to_tensor(g) for g in gradients]
 
-    return tf.vectorized_map(gradients_of, tf.range(tf.shape(loss)[0]))
+    count = tf.shape(loss)[0]
+    padded = tf.pad(loss, [[0, tf.maximum(1 - count, 0)]])  # A map wants one element at least.
+    gradients = tf.vectorized_map(gradients_of, tf.range(tf.shape(padded)[0]))
+    return [g[:count] for g in gradients]
+
+
+def _clip(query, gradients, data):
+    """The clipped sum, if there was a gradient per example."""
+    count, drawn = tf.shape(gradients[0])[0], tf.shape(tf.nest.flatten(data)[0])[0]
+    with tf.control_dependencies([tf.debugging.assert_equal(count, drawn, _WRONG_LENGTH)]):
+        values, _ = query.clip([tf.identity(g) for g in gradients], tf.ones([count], tf.bool))
+    return values

@@ -2,7 +2,8 @@
 
     gradients[i] = gradient_fn(example_i),  for all i in one vectorized graph
 
-Each example sees a batch of one, so no layer can mix two of them. Memory grows as
+Each example sees a batch of one, so no layer can mix two of them. An operation that
+TensorFlow cannot vectorize runs in a loop over the examples, with the same result. Memory grows as
 chunk x parameters; `physical_batch_size` bounds the chunk.
 """
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 def vectorized(gradient_fn, query, examples, mask):
     """Clips and sums a chunk of examples; see `chunks.clipped_sum`."""
-    gradients, outputs = tf.vectorized_map(gradient_fn, examples)
+    # Dropout's random numbers have no vectorized form, and would warn in every model.
+    gradients, outputs = tf.vectorized_map(gradient_fn, examples, warn=False)
     values, norms = query.clip(gradients, mask)
     return values, norms, outputs
