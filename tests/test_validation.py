@@ -422,8 +422,12 @@ def test_a_layer_changed_after_the_first_trace_is_checked_again():
     model.fit(X, Y, batch_size=4, verbose=0)
     layer.trainable = True
     model.train_function = None  # Traced again, as for another shape of batch.
-    with pytest.raises(ValueError, match="mixes the examples"):
-        model.fit(X[:6], Y[:6], batch_size=3, verbose=0)
+    if _keras.KERAS_3:
+        with pytest.raises(ValueError, match="mixes the examples"):
+            model.fit(X, Y, batch_size=4, verbose=0)
+    else:  # Keras 2 trains with what was trainable at `compile`.
+        model.fit(X, Y, batch_size=4, verbose=0)
+    np.testing.assert_array_equal(layer.moving_mean.numpy(), np.zeros(3))
 
 
 def test_complex_weights_are_refused():

@@ -91,7 +91,13 @@ def _no_update(*args, **kwargs):
 def _seed_sequence(seed):
     """A new seed at each call of a generator, for layers that are used twice."""
     calls = iter(range(1 << 20))
-    return lambda: tf.bitcast(seed, tf.int32) + tf.constant([0, next(calls)])
+
+    def next_seed():
+        # A Sequential model that meets a new shape first calls its layers to infer theirs.
+        inferring = tf.compat.v1.get_default_graph().name.endswith("_scratch_graph")
+        return tf.bitcast(seed, tf.int32) + tf.constant([0, 0 if inferring else next(calls)])
+
+    return next_seed
 
 
 def unrolled(model):
