@@ -21,7 +21,7 @@ setup(
     extras_require={
         "plots": ["matplotlib"],
         "tf-privacy": ["tensorflow-privacy==0.9.0"],
-        "dev": ["pytest", "pytest-xdist", "hypothesis", "scipy", "matplotlib", "ruff"],
+        "dev": ["pytest", "pytest-xdist", "hypothesis", "scipy", "matplotlib", "tensorboard", "ruff"],
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

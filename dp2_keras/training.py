@@ -87,6 +87,8 @@ class PrivateTraining:
         self.diagnostics = diagnostics
         self._diagnostics = Diagnostics() if diagnostics else None
         self._step_checked = False
+        if self.built:
+            optimizer.build(self.trainable_variables)  # Else within the first step, traced twice.
 
     def get_compile_config(self):
         """Keras's compile config, and ours."""
