@@ -164,7 +164,7 @@ def check_ranges(model, x, y) -> None:
         if isinstance(layer, _keras.keras.layers.Embedding):
             for tokens in _inputs_of(layer, model, x):
                 _check_range(f"tokens for layer '{layer.name}'", tokens, layer.input_dim)
-    names, outputs = getattr(model, "output_names", []), getattr(model, "outputs", None) or []
+    names, outputs = getattr(model, "output_names", None) or [], getattr(model, "outputs", None) or []
     losses = _by_name(getattr(model, "loss", None), names)
     for loss, label, output in zip(losses, _by_name(y, names), outputs):
         name = getattr(loss, "name", getattr(loss, "__name__", loss))
