@@ -58,3 +58,38 @@ def boolean(**arguments):
     for name, value in arguments.items():
         if not isinstance(value, bool):
             fail("True or False", **{name: value})
+
+
+def non_negative_integer(**arguments):
+    for name, value in arguments.items():
+        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not integral or value < 0:
+            fail("an integer of at least 0", **{name: value})
+
+
+def open_unit(**arguments):
+    """In (0, 1)."""
+    for name, value in arguments.items():
+        if not is_number(value) or not 0 < value < 1:
+            fail("greater than 0 and less than 1", **{name: value})
+
+
+def text(**arguments):
+    for name, value in arguments.items():
+        if not isinstance(value, str) or not value:
+            fail("a text that is not empty", **{name: value})
+
+
+def one_of(choices, **arguments):
+    for name, value in arguments.items():
+        if value not in choices:
+            fail("one of " + ", ".join(repr(choice) for choice in choices), **{name: value})
+
+
+def each(check, **arguments):
+    """Applies a check to every member of sequences that hold at least one."""
+    for name, values in arguments.items():
+        if not isinstance(values, (tuple, list)) or not values:
+            fail("a sequence of at least one number", **{name: values})
+        for value in values:
+            check(**{name: value})

@@ -8,15 +8,29 @@ Exact functions of the private data, like every training metric: epsilon does no
 them. Switch them off with `compile(diagnostics=False)` where the log is published.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import tensorflow as tf
 
 from dp2_keras import _keras
 
+# Bins of norms for quantiles: eight to an octave, from 2^-40 to 2^40.
+_OCTAVES, _BINS_PER_OCTAVE = 40, 8
+
 
 class Diagnostics:
-    """Means over an epoch. Not tracked by the model, so that validation has none."""
+    """Means over an epoch. Not tracked by the model, so that validation has none.
 
-    def __init__(self):
+    Args:
+        keep_norms: count the norms too, for their quantiles.
+    """
+
+    def __init__(self, keep_norms: bool = False):
+        self.keeps_norms = keep_norms
+        with tf.init_scope():
+            bins = 2 * _OCTAVES * _BINS_PER_OCTAVE + 1
+            self._counts = tf.Variable(tf.zeros([bins], tf.int64), trainable=False) if keep_norms else None
         names = ("phase", "clipped_fraction", "scaled_norm")
         self._means = {name: _keras.keras.metrics.Mean(name=name) for name in names}
 
@@ -26,12 +40,33 @@ class Diagnostics:
         self._means["phase"].update_state(phase)
         self._means["clipped_fraction"].update_state(clipped)
         self._means["scaled_norm"].update_state(norms)
+        if self.keeps_norms:
+            self._counts.assign_add(
+                tf.math.bincount(_bins(norms), minlength=self._counts.shape[0], dtype=tf.int64)
+            )
 
     def result(self):
         """The means so far, by name."""
         return {name: mean.result() for name, mean in self._means.items()}
 
+    def quantiles(self, fractions: Sequence[float]) -> list[float]:
+        """Quantiles of the epoch's norms, to half a bin, 5 %; none without norms."""
+        counts = np.cumsum(self._counts.numpy()) if self.keeps_norms else np.zeros(1)
+        if not counts[-1]:
+            return []
+        bins = np.searchsorted(counts, np.asarray(fractions) * counts[-1])
+        return list(2.0 ** (bins / _BINS_PER_OCTAVE - _OCTAVES))
+
     def reset(self):
         """Starts an epoch."""
         for mean in self._means.values():
             mean.reset_state()
+        if self.keeps_norms:
+            self._counts.assign(tf.zeros_like(self._counts))
+
+
+def _bins(norms):
+    """The bin of each norm, the nearest power of 2^(1/8)."""
+    octaves = tf.math.log(tf.maximum(norms, 2.0**-_OCTAVES)) / np.log(2.0)
+    bins = tf.round((octaves + _OCTAVES) * _BINS_PER_OCTAVE)
+    return tf.cast(tf.clip_by_value(bins, 0, 2 * _OCTAVES * _BINS_PER_OCTAVE), tf.int32)

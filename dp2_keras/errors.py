@@ -6,3 +6,10 @@ class NonPrivateUpdateError(Exception):
 
     It is raised before anything changes. The message names the fix.
     """
+
+
+class BudgetExhaustedError(Exception):
+    """A step was asked for that the privacy budget cannot pay.
+
+    It is raised before anything changes. The message says what was spent.
+    """

@@ -51,11 +51,12 @@ class GaussianPrivatizer:
         return self.noise_multiplier * self.l2_norm_clip if self.noise_multiplier else 0.0
 
 
-def check_mechanism(noise_multiplier: float, **clip) -> None:
-    """Refuses a clip norm and a noise multiplier that have no meaning, or none together."""
+def check_mechanism(noise_multiplier: float | str, **clip) -> None:
+    """Refuses a clip norm and a noise multiplier (or "auto") that have no meaning, or none together."""
     _checks.clip_norm(**clip)
-    _checks.non_negative(noise_multiplier=noise_multiplier)
-    if noise_multiplier > 0 and float("inf") in clip.values():
+    if noise_multiplier != "auto":
+        _checks.non_negative(noise_multiplier=noise_multiplier)
+    if noise_multiplier != 0 and float("inf") in clip.values():
         rule = "finite when there is noise: noise for an unbounded gradient is infinite"
         _checks.fail(rule, **clip, noise_multiplier=noise_multiplier)
 
@@ -95,7 +96,10 @@ class ClippingQuery:
         kept = tf.math.is_finite(norms) & mask
         norms = tf.where(kept, norms, tf.zeros_like(norms))
         factors = self.clip_factors(norms)
-        return [_weighted_sum(factors, g, kept) for g in scaled], norms
+        sums = [_weighted_sum(factors, g, kept) for g in scaled]
+        for value, variable in zip(sums, self.variables):
+            value.set_shape(variable.shape)  # A map over an unknown number of examples forgets it.
+        return sums, norms
 
     def clip_factors(self, norms: tf.Tensor) -> tf.Tensor:
         """min(1, C / norm), without dividing by zero or infinity by infinity."""

@@ -12,19 +12,22 @@ An example's loss is the compiled loss of a batch of one.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras, per_example, validation
+from dp2_keras.accounted import AccountedTraining
 from dp2_keras.diagnostics import Diagnostics
 from dp2_keras.optimizers import PrivateOptimizer
+from dp2_keras.sampling import padded_size
 
 keras = _keras.keras
 
 _STRATEGIES = {"vectorized": per_example.vectorized, "loop": per_example.loop}
 
 
-class PrivateTraining:
+class PrivateTraining(AccountedTraining):
     """What makes a Keras model private: `compile`, `fit` and `train_step`.
 
     Mixed into `DP2Sequential`, `DP2Model` and the wrapper that `make_private` gives to
@@ -36,7 +39,8 @@ class PrivateTraining:
     diagnostics = True
     _diagnostics = None
     _step_checked = False
-    _traced_batch_size = None
+    _traced_constants = None
+    _jit_clipped_sum = False
 
     def _loss_owner(self):
         """The model whose `compute_loss` and metrics count. (Keras saves properties.)"""
@@ -89,6 +93,7 @@ class PrivateTraining:
         self._step_checked = False
         if self.built:
             optimizer.build(self.trainable_variables)  # Else within the first step, traced twice.
+        self._idle()
 
     def get_compile_config(self):
         """Keras's compile config, and ours."""
@@ -116,21 +121,13 @@ class PrivateTraining:
             self.optimizer.build(self.trainable_variables)
         return super().load_weights(*args, **kwargs)
 
-    def fit(self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, *args, **kwargs):
-        """Trains the model privately; arguments and result as in Keras.
+    def make_train_function(self, force=False):
+        """Makes the function that Keras's loops call; XLA compiles the clipped sum in it, not all of it.
 
-        Raises:
-            ValueError: for a callback steered by a training metric, for a label or token
-                out of range, and if the batch size is nowhere given.
+        Normals take several times as long inside XLA, and metrics see batches of any size.
         """
-        validation.check_callbacks(callbacks)
-        validation.check_ranges(self, x, y)
-        self._step_checked = False
-        if getattr(self, "optimizer", None) is not None:
-            self.optimizer.resolve_batch_size(_public_batch_size(x, batch_size))
-            if self._traced_batch_size != self.optimizer.batch_size:
-                self.train_function = None  # Traced with another divisor.
-        return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)
+        self._jit_clipped_sum = _keras.wants_jit(self)
+        return _keras.make_without_jit(self, super().make_train_function, force)
 
     def train_step(self, data):
         """One private step; Keras calls it.
@@ -142,28 +139,52 @@ class PrivateTraining:
             The log, as Keras's own step returns it, and the diagnostics.
         """
         try:
-            return self._private_step(data)
+            data = keras.utils.unpack_x_y_sample_weight(data)
+            self._check_step(data)
+            self._traced_constants = self._constants()
+            with tf.control_dependencies(_tensors(data)):  # No batch, no step.
+                may_run = self.account().meter.gate()
+            return self._logs_if(may_run, lambda: self._private_step(data))
         except Exception:
             self.train_function = None  # TensorFlow may call a half-traced function empty.
             raise
 
+    def _constants(self):
+        """What a traced step holds as constants."""
+        return self.optimizer.batch_size, self.optimizer.sigma
+
     def _private_step(self, data):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        self._check_step((x, y, sample_weight))
-        self._traced_batch_size = self.optimizer.batch_size
-        query = self.optimizer.begin_step(self.trainable_variables)
-        result, y_pred = self._answer(query, (x, y, sample_weight))
-        owner, count = self._loss_owner(), per_example.batch_size(x)
-        _keras.update_loss(owner, x, y, y_pred, sample_weight, count)
-        if self._diagnostics is not None:
-            self._diagnostics.update(self.optimizer.phase(), result.norms, query.l2_norm_clip)
-        self.optimizer.finish_step(result.clipped_sum, self._regularization_gradients(query))
-        logs = dict(owner.compute_metrics(x, y, y_pred, sample_weight))
-        return {**logs, **(self._diagnostics.result() if self._diagnostics else {})}
+        (x, y, sample_weight), owner = data, self._loss_owner()
+        with tf.control_dependencies([self.account().meter.count()]):
+            query = self.optimizer.begin_step(self.trainable_variables)
+            result, y_pred = self._answer(query, data)
+            _keras.update_loss(owner, x, y, y_pred, sample_weight, per_example.batch_size(x))
+            if self._diagnostics is not None:
+                self._diagnostics.update(self.optimizer.phase(), result.norms, query.l2_norm_clip)
+            self.optimizer.finish_step(result.clipped_sum, self._regularization_gradients(query))
+            logs = dict(owner.compute_metrics(x, y, y_pred, sample_weight))
+        return {**logs, **self._diagnostics_result()}
+
+    def _logs_if(self, may_run, step):
+        """The logs of a step, or, where it may not run, the metrics as they are."""
+        logs = {}
+
+        def run():
+            logs.update({name: tf.convert_to_tensor(value) for name, value in step().items()})
+            return dict(logs)
+
+        def stay():
+            held = {**self._loss_owner().get_metrics_result(), **self._diagnostics_result()}
+            return {name: held.get(name, tf.zeros_like(value)) for name, value in logs.items()} or held
+
+        return tf.cond(may_run, run, stay)
+
+    def _diagnostics_result(self):
+        return {} if self._diagnostics is None else self._diagnostics.result()
 
     def _answer(self, query, data):
         """The clipped sum over a batch, and the predictions it was computed with."""
-        leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten(data) if t is not None]
+        leaves = _tensors(data)
         validation.check_equal_length(leaves)
         shape = [per_example.batch_size(leaves), _keras.random_source_count(self), 2]
         examples = (leaves, self.optimizer.random_bits(shape))
@@ -181,8 +202,19 @@ class PrivateTraining:
             query,
             examples,
             1 if self.method == "loop" else self.physical_batch_size,
+            **self._compilation(),
         )
         return result, outputs.unpack(result.outputs)
+
+    def _compilation(self):
+        """How the clipped sum is compiled: not at all, or by XLA for a few sizes of batch."""
+        if not self._jit_clipped_sum or tf.executing_eagerly():
+            return {}
+        size = self.optimizer.batch_size
+        return {
+            "padded_size": lambda count: padded_size(count, size),
+            "compiled": lambda function: tf.function(function, jit_compile=True, autograph=False),
+        }
 
     def _example_gradients(self, variables, x, y, sample_weight, seeds, outputs):
         """Gradients of one example's loss, and its predictions."""
@@ -212,11 +244,26 @@ class PrivateTraining:
         validation.check_step(self, self._loss_owner(), data)
         self._step_checked = True
 
+    def collect_norms(self) -> None:
+        """Keeps the norms of each epoch from now on, for `norm_quantiles`."""
+        if self._diagnostics is None or not self._diagnostics.keeps_norms:
+            self._diagnostics = Diagnostics(keep_norms=True)
+            self.train_function = None
+
+    def norm_quantiles(self, fractions: Sequence[float]) -> list[float]:
+        """Quantiles of the norms of the epoch's scaled gradients; epsilon does not cover them."""
+        return [] if self._diagnostics is None else self._diagnostics.quantiles(fractions)
+
     def reset_metrics(self):
         """Starts the means of an epoch."""
         super().reset_metrics()
         if self._diagnostics is not None:
             self._diagnostics.reset()
+
+
+def _tensors(data):
+    """The flat tensors of (x, y, sample_weight)."""
+    return [tf.convert_to_tensor(t) for t in tf.nest.flatten(data) if t is not None]
 
 
 class _Outputs:
@@ -264,14 +311,3 @@ def check_overrides(model_class, expected):
             f"{model_class.__name__} must not have a `train_step` of its own, which would not be "
             "private. Put the loss into `compute_loss`, and the metrics into `compute_metrics`."
         )
-
-
-def _public_batch_size(x, batch_size):
-    """The batch size that `fit` states, or None."""
-    if batch_size is not None:
-        return batch_size
-    if isinstance(x, tf.data.Dataset):
-        sizes = {spec.shape[0] for spec in tf.nest.flatten(x.element_spec) if spec.shape.rank}
-        return sizes.pop() if len(sizes) == 1 else None
-    arrays = all(hasattr(t, "shape") for t in tf.nest.flatten(x))
-    return 32 if arrays else None  # Keras's default.

@@ -9,7 +9,7 @@ import oracle
 import pytest
 import tensorflow as tf
 import zoo
-from conftest import flat_weights, logistic_model
+from conftest import fit_in_order, flat_weights, logistic_model
 from keras import layers
 from zoo import KINDS, filled, take
 
@@ -50,8 +50,8 @@ def pair(build, x, compile_arguments, rate=RATE):
 
 
 def assert_equal_logs(ours, plain):
-    """`ours` is `plain` and the diagnostics."""
-    assert set(ours) - set(plain) == DIAGNOSTICS
+    """`ours` is `plain` and the diagnostics, and what `fit` has spent."""
+    assert set(ours) - set(plain) - {"epsilon"} == DIAGNOSTICS
     for key in plain:
         np.testing.assert_allclose(ours[key], plain[key], rtol=2e-5, atol=1e-6, err_msg=key)
 
@@ -59,11 +59,7 @@ def assert_equal_logs(ours, plain):
 def assert_equal_fits(build, x, y, compile_arguments, rate=RATE, epochs=2, **fit_arguments):
     logs = []
     for model in pair(build, x, compile_arguments, rate):
-        logs.append(
-            model.fit(
-                x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **fit_arguments
-            ).history
-        )
+        logs.append(fit_in_order(model, x, y, batch_size=BATCH, epochs=epochs, **fit_arguments).history)
     assert_equal_logs(logs[1], logs[0])
     return logs[0]
 
@@ -213,13 +209,13 @@ class OwnLossPrivate(OwnLoss, dp2.DP2Model):
 )
 @pytest.mark.parametrize("build", [OwnLossPlain, OwnLossPrivate])
 def test_a_compute_loss_with_a_metric_of_its_own(build, compiled, validation):
-    arguments = dict(batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    arguments = dict(batch_size=BATCH, epochs=2)
     if validation:
         arguments["validation_data"] = (FEATURES[:3], LABELS[:3])
     plain, ours = filled(OwnLossPlain(), FEATURES), dp2.make_private(filled(build(), FEATURES))
     plain.compile(keras.optimizers.SGD(RATE), **compiled)
     ours.compile(dp2.DPSGD(RATE, np.inf, 0.0), **compiled)
-    logs = [model.fit(FEATURES, LABELS, **arguments).history for model in (plain, ours)]
+    logs = [fit_in_order(model, FEATURES, LABELS, **arguments).history for model in (plain, ours)]
     assert "error" in logs[0]
     assert_equal_logs(logs[1], logs[0])
 
@@ -246,7 +242,7 @@ def test_an_empty_batch_counts_for_nothing(build, compiled, execution):
     for sizes in ([(0, 4), (4, 8)], [(0, 0), (0, 4), (0, 0), (4, 8), (0, 0)]):
         _, ours = pair(build, FEATURES, lambda: dict(compiled(), **execution))
         data = tf.data.Dataset.from_generator(lambda s=sizes: batches(s), output_signature=spec)
-        logs.append(ours.fit(data, verbose=0).history)
+        logs.append(ours.fit(data, dataset_size=8, verbose=0).history)
     for key in logs[0]:
         np.testing.assert_allclose(logs[1][key], logs[0][key], rtol=1e-5, err_msg=key)
 
@@ -280,7 +276,7 @@ def test_evaluate_and_predict(build, labels, compile_arguments):
 def test_evaluation_after_training():
     plain, ours = pair(classifier, FEATURES, binary)
     for model in (plain, ours):
-        model.fit(FEATURES, LABELS, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        fit_in_order(model, FEATURES, LABELS, batch_size=BATCH, epochs=2)
     results = [m.evaluate(FEATURES, LABELS, verbose=0, return_dict=True) for m in (ours, plain)]
     assert set(results[0]) == set(results[1])
     np.testing.assert_allclose(list(results[0].values()), list(results[1].values()), rtol=1e-5)
@@ -300,7 +296,7 @@ def logistic_regression(**compile_arguments):
 
 
 X, TARGETS = zoo.normal(10, 5) * np.array([0.1, 0.3, 1, 2, 4], np.float32), zoo.integers_below(2, 10)
-FIT = dict(batch_size=BATCH, shuffle=False, verbose=0)
+FIT = dict(batch_size=BATCH, sampling="shuffle", shuffle=False, verbose=0)
 BATCHES = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 10)]
 
 
@@ -337,7 +333,7 @@ def test_diagnostics_start_anew_with_each_epoch():
 
 def test_diagnostics_can_be_switched_off():
     model = logistic_regression(diagnostics=False, metrics=["mae"])
-    assert set(model.fit(X, TARGETS, **FIT).history) == {"loss", "mae"}
+    assert set(model.fit(X, TARGETS, **FIT).history) == {"loss", "mae", "epsilon"}
 
 
 def test_diagnostics_change_no_weight():

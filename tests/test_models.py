@@ -12,6 +12,7 @@ import oracle
 import pytest
 import tensorflow as tf
 import zoo
+from conftest import fit_in_order
 from keras import layers
 from zoo import KINDS, flat, take
 
@@ -149,9 +150,11 @@ def test_a_smaller_last_batch_is_divided_by_the_expected_size(as_dataset, physic
     batches = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 10)]
     model = private(physical_batch_size=physical_batch_size)
     if as_dataset:
-        model.fit(tf.data.Dataset.from_tensor_slices((this.x, this.y)).batch(BATCH), verbose=0)
+        model.fit(
+            tf.data.Dataset.from_tensor_slices((this.x, this.y)).batch(BATCH), dataset_size=10, verbose=0
+        )
     else:
-        model.fit(this.x, this.y, batch_size=BATCH, shuffle=False, verbose=0)
+        fit_in_order(model, this.x, this.y, batch_size=BATCH)
     expected = slow(this.build(), this.x, this.y, zoo.sum_of_losses("mse"), batches)[-1]
     assert_equal(flat(model.trainable_variables), expected)
 
@@ -196,7 +199,8 @@ def test_empty_batches_of_a_dataset_are_steps(mode):
 
     shapes = tuple(tf.TensorSpec([None, *t.shape[1:]], tf.float32) for t in (this.x, this.y))
     model = private(**MODES[mode])
-    model.fit(tf.data.Dataset.from_generator(batches, output_signature=shapes), verbose=0)
+    data = tf.data.Dataset.from_generator(batches, output_signature=shapes)
+    model.fit(data, dataset_size=zoo.ROWS, verbose=0)
     expected = slow(this.build(), this.x, this.y, zoo.sum_of_losses("mse"), rows)[-1]
     assert_equal(flat(model.trainable_variables), expected)
 
@@ -231,7 +235,7 @@ def test_a_class_weight_is_the_sample_weight_of_its_class():
     x, labels = KINDS["dense"].x, zoo.integers_below(2, zoo.ROWS)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     by_class, by_sample = private(loss=loss), private(loss=loss)
-    arguments = dict(batch_size=BATCH, shuffle=False, verbose=0)
+    arguments = dict(batch_size=BATCH, sampling="shuffle", shuffle=False, verbose=0)
     by_class.fit(x, labels, class_weight={0: 0.25, 1: 2.0}, **arguments)
     by_sample.fit(x, labels, sample_weight=np.array([0.25, 2.0], np.float32)[labels], **arguments)
     np.testing.assert_array_equal(flat(by_class.trainable_variables), flat(by_sample.trainable_variables))
@@ -405,7 +409,7 @@ def test_a_seeded_run_with_noise_is_the_same_however_it_is_executed(arguments):
 def seeded_run(**arguments):
     """The weights after two epochs of three batches, the last of them smaller."""
     model, this = private(noise=0.7, **arguments), KINDS["dense"]
-    model.fit(this.x, this.y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    fit_in_order(model, this.x, this.y, batch_size=BATCH, epochs=2)
     assert int(model.optimizer.iterations) == 6
     return flat(model.trainable_variables)
 
@@ -516,10 +520,10 @@ def sequences_of_unknown_length():
 def test_sequences_of_unknown_length_are_refused_by_the_vectorized_method(build):
     model = private("lstm", build=build)
     with pytest.raises(ValueError, match='method="loop"'):
-        model.fit(sequences_of_unknown_length(), verbose=0)
+        model.fit(sequences_of_unknown_length(), dataset_size=zoo.ROWS, verbose=0)
 
 
 def test_sequences_of_unknown_length_are_trained_by_the_loop():
     model = private("lstm", build=unknown_length, method="loop")
-    model.fit(sequences_of_unknown_length(), verbose=0)
+    model.fit(sequences_of_unknown_length(), dataset_size=zoo.ROWS, verbose=0)
     assert_equal(flat(model.trainable_variables), slow_kind("lstm")[-1])

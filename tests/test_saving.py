@@ -133,7 +133,9 @@ def test_no_clip_is_saved_as_infinity(tmp_path):
 
 def test_fit_goes_on_where_it_stopped(tmp_path):
     x, y = (np.concatenate(arrays) for arrays in zip(*map(batch, range(5))))
-    fit = dict(batch_size=BATCH, shuffle=False, verbose=0)  # B is fit's, and is stated again.
+    fit = dict(
+        batch_size=BATCH, verbose=0
+    )  # Poisson batches are a function of the step. B is fit's, and is stated again.
     model = compiled(optimizer=dp2_rmsprop(expected_batch_size=None))
     model.fit(x, y, epochs=1, **fit)
     loaded = save_and_load(model, tmp_path)
@@ -160,10 +162,10 @@ def test_model_checkpoint_callback(tmp_path):
     x, y = (np.concatenate(arrays) for arrays in zip(*map(batch, range(4))))
     model = compiled()
     save = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
-    model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[save])
+    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[save])
     loaded = keras.models.load_model(tmp_path / "1.keras")
     assert int(loaded.optimizer.iterations) == 4
-    loaded.fit(x, y, batch_size=BATCH, epochs=2, initial_epoch=1, shuffle=False, verbose=0)
+    loaded.fit(x, y, batch_size=BATCH, epochs=2, initial_epoch=1, verbose=0)
     assert_same(state(model), state(loaded))
 
 
@@ -290,7 +292,7 @@ def test_backup_and_restore_resumes_an_interrupted_fit(tmp_path, kind, steps):
     x, y = (np.concatenate(arrays) for arrays in zip(*map(batch, range(steps))))
 
     def fit(model, *callbacks):
-        model.fit(x, y, batch_size=BATCH, epochs=4, shuffle=False, verbose=0, callbacks=list(callbacks))
+        model.fit(x, y, batch_size=BATCH, epochs=4, verbose=0, callbacks=list(callbacks))
 
     backup = lambda: keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))  # noqa: E731
     uninterrupted, interrupted, resumed = (compiled(kind, build=False) for _ in range(3))

@@ -46,7 +46,7 @@ def examples():
 
 
 def fit(model, **arguments):
-    arguments = {**dict(batch_size=BATCH, shuffle=False, verbose=0), **arguments}
+    arguments = {**dict(batch_size=BATCH, verbose=0), **arguments}
     return model.fit(*examples(), **arguments)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from conftest import flat_weights
+from conftest import fit_in_order, flat_weights
 
 import dp2_keras as dp2
 from dp2_keras import _keras, operations
@@ -33,7 +33,7 @@ def stock_model(*layers, loss=None, optimizer=optimizer, **compile_arguments):
 
 
 def fit(model, data, **arguments):
-    return model.fit(*data, **{"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0, **arguments})
+    return fit_in_order(model, *data, **{"batch_size": 4, "epochs": 2, **arguments})
 
 
 def expected_path(data):

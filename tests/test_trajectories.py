@@ -5,7 +5,7 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from conftest import flat_weights, logistic_model, train
+from conftest import fit_in_order, flat_weights, logistic_model, train
 
 import dp2_keras as dp2
 from dp2_keras.noise import NoiseSource
@@ -150,7 +150,7 @@ def test_dpsgd_without_clip_and_noise_is_keras_sgd(data, schedule):
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
     )
     for model in (private, plain):
-        model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        fit_in_order(model, x, y, batch_size=BATCH, epochs=2)
     np.testing.assert_allclose(flat_weights(private), flat_weights(plain), rtol=1e-5, atol=1e-6)
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import flat_weights, logistic_model
+from conftest import fit_in_order, flat_weights, logistic_model
 
 import dp2_keras as dp2
 from dp2_keras import _keras
@@ -235,7 +235,7 @@ def test_sparse_and_ragged_inputs_are_refused(convert):
     if convert is tf.RaggedTensor.from_tensor and _keras.KERAS_3:
         pytest.skip("Keras 3 models take no ragged tensors at all")
     data = tf.data.Dataset.from_tensor_slices((convert(tf.constant(X)), Y)).batch(4)
-    refuses_to_fit(model_of(), "", (ValueError, TypeError), x=data, y=None, batch_size=None)
+    refuses_to_fit(model_of(), "", (ValueError, TypeError), x=data, y=None, batch_size=None, dataset_size=8)
 
 
 def test_no_trainable_weights():
@@ -249,7 +249,13 @@ def test_an_unknown_batch_size():
     unknown = lambda: optimizer(expected_batch_size=None)  # noqa: E731
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
     refuses_to_fit(
-        model_of(), "`expected_batch_size` must be given", x=data, y=None, batch_size=None, optimizer=unknown
+        model_of(),
+        "`expected_batch_size` must be given",
+        x=data,
+        y=None,
+        batch_size=None,
+        optimizer=unknown,
+        dataset_size=8,
     )
     model = model_of()
     model.compile(optimizer=unknown(), loss="mse")
@@ -259,14 +265,14 @@ def test_an_unknown_batch_size():
 
 @pytest.mark.parametrize(
     "fit_arguments, expected",
-    [(dict(x=X, y=Y, batch_size=2), 2), (dict(x=X, y=Y), 32)],
+    [(dict(x=X, y=Y, batch_size=2), 2), (dict(x=X, y=Y), 8)],  # Of 8 examples, 32 are all.
 )
 def test_the_batch_size_of_fit_is_the_divisor(fit_arguments, expected):
     model = logistic_model(3, optimizer(expected_batch_size=None))
     model.fit(**fit_arguments, verbose=0)
     assert model.optimizer._batch_size == expected
     static = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=True)
-    model.fit(static, verbose=0)
+    model.fit(static, dataset_size=8, verbose=0)
     assert model.optimizer._batch_size == 4
 
 
@@ -280,7 +286,7 @@ def test_another_batch_size_in_a_second_fit_changes_the_divisor():
     model = logistic_model(3, dp2.DPSGD(1.0, np.inf, 0.0))
     for batch_size in (8, 4):
         before = flat_weights(model)
-        model.fit(X, Y, batch_size=batch_size, steps_per_epoch=1, shuffle=False, verbose=0)
+        fit_in_order(model, X, Y, batch_size=batch_size, steps_per_epoch=1)
         residual = 1 / (1 + np.exp(-(X @ before[:3] + before[3]))) - Y[:, 0]
         expected = np.mean(residual) * np.ones(4)
         np.testing.assert_allclose(before - flat_weights(model), expected, rtol=1e-5)
@@ -482,7 +488,7 @@ def test_only_steps_that_ran_are_counted():
     model = logistic_model(3, dp2.DP2Adagrad(0.1, 1.0, 0.0, delay=3, expected_batch_size=4))
     unknown = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).filter(lambda x, y: True)
     for fits in (1, 2, 3):
-        model.fit(unknown, verbose=0)
+        model.fit(unknown, dataset_size=8, verbose=0)
         assert int(model.optimizer.iterations) == 2 * fits
     assert np.all(model.optimizer._second_moments[0].numpy() > 0)
 
@@ -495,6 +501,7 @@ def test_a_step_that_fails_at_run_time_does_not_count():
         raise ValueError("no more")
 
     spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
+    data = tf.data.Dataset.from_generator(stream, output_signature=spec)
     with pytest.raises(Exception, match="no more"):
-        model.fit(tf.data.Dataset.from_generator(stream, output_signature=spec), verbose=0, epochs=3)
+        model.fit(data, dataset_size=8, verbose=0, epochs=3)
     assert int(model.optimizer.iterations) == 1

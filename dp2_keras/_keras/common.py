@@ -53,6 +53,11 @@ def recurrent_layers(model):
     return [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.RNN)]
 
 
+def wants_jit(model):
+    """Whether the model was compiled for XLA."""
+    return bool(model.jit_compile)
+
+
 def mask_of(tensor):
     """The Keras mask of an output, or None."""
     return getattr(tensor, "_keras_mask", None)
@@ -80,6 +85,27 @@ def stock_train_step():
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame and (frame.f_locals["self"], frame.f_locals["data"])
+
+
+def make_without_jit(model, make, force):
+    """Makes a train function of which Keras compiles nothing by XLA, whatever `jit_compile` is."""
+    if model.train_function is not None and not force:
+        return model.train_function
+    # Keras 3 asks when it makes the function, Keras 2 when it traces it.
+    off = [(model, "_jit_compile", False)] if model.jit_compile else []
+    with attributes(off):
+        make(force)
+    if off:
+        model.train_function = _with_attributes(off, model.train_function)
+    return model.train_function
+
+
+def _with_attributes(changes, function):
+    def changed(*args):
+        with attributes(changes):
+            return function(*args)
+
+    return changed
 
 
 @contextlib.contextmanager

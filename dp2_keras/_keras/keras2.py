@@ -19,6 +19,8 @@ from dp2_keras.errors import NonPrivateUpdateError
 
 LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
 
+RESTARTS_EPOCHS = False
+
 
 def native(variable):
     return variable
@@ -151,6 +153,10 @@ def compile_without_optimizer(model, *args, **kwargs):
     model.compile("sgd", *args, **kwargs)
     model.optimizer = None
     del model._compile_config
+
+
+def h5_file(store):
+    return getattr(store, "file", None)
 
 
 class Optimizer(OwnState, keras.optimizers.Optimizer):

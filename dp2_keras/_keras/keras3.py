@@ -20,6 +20,8 @@ from dp2_keras.errors import NonPrivateUpdateError
 
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 
+RESTARTS_EPOCHS = True  # BackupAndRestore does not know which steps of an epoch were taken.
+
 
 def native(variable):
     """The `tf.Variable` of a Keras variable."""
@@ -143,6 +145,11 @@ def compile_without_optimizer(model, *args, **kwargs):
     """Gives a model a loss and metrics, and no way to be trained. Its file has neither."""
     model.compile(None, *args, **kwargs)
     del model._compile_config
+
+
+def h5_file(store):
+    """The HDF5 file of the store that a model saves into or loads from, or None."""
+    return getattr(store, "h5_file", None)
 
 
 class Optimizer(OwnState, keras.optimizers.Optimizer):

@@ -22,10 +22,12 @@ import inspect
 import numbers
 from collections.abc import Sequence
 
+import dp_accounting
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras
 from dp2_keras.errors import NonPrivateUpdateError
+from dp2_keras.ledger import Mechanism
 from dp2_keras.noise import NoiseSource
 from dp2_keras.optimizers import stock
 from dp2_keras.preconditioners import Preconditioner
@@ -58,7 +60,8 @@ class PrivateOptimizer(_keras.Optimizer):
         l2_norm_clip: C, the largest norm an example's (scaled) gradient may have.
             Infinity means no clipping, and needs `noise_multiplier=0`.
         noise_multiplier: sigma; the sum of clipped gradients gets noise of deviation
-            sigma C. 0 means no noise and no privacy.
+            sigma C. 0 means no noise and no privacy. "auto" lets `fit` choose the least noise with
+            which all its epochs fit into its `PrivacyBudget`.
         expected_batch_size: B, the public number that divides the noisy sum. Defaults
             to the batch size of `fit`.
         noise_seed: integer, for tests and experiments: the same noise in every run,
@@ -67,6 +70,8 @@ class PrivateOptimizer(_keras.Optimizer):
         use_ema: keep a moving average of the weights, as in Keras.
         ema_momentum: its momentum. Defaults to 0.99.
         ema_overwrite_frequency: how often the average overwrites the weights.
+        num_microbatches: for code written for TF Privacy; each example is clipped by itself, so it
+            must be None or the batch size.
         name: the optimizer's name.
 
     Raises:
@@ -86,6 +91,7 @@ class PrivateOptimizer(_keras.Optimizer):
         use_ema=False,
         ema_momentum=0.99,
         ema_overwrite_frequency=None,
+        num_microbatches=None,
         name=None,
         **refused,
     ):
@@ -93,6 +99,9 @@ class PrivateOptimizer(_keras.Optimizer):
         check_mechanism(noise_multiplier, l2_norm_clip=l2_norm_clip)
         if expected_batch_size is not None:
             _checks.positive_integer(expected_batch_size=expected_batch_size)
+        if num_microbatches is not None:
+            _checks.positive_integer(num_microbatches=num_microbatches)
+            _check_microbatches(num_microbatches, expected_batch_size)
         if noise_seed is not None and not isinstance(noise_seed, numbers.Integral):
             _checks.fail("an integer or None", noise_seed=noise_seed)
         if weight_decay is not None:
@@ -110,6 +119,8 @@ class PrivateOptimizer(_keras.Optimizer):
         self.expected_batch_size = expected_batch_size
         self.noise_seed = noise_seed if noise_seed is None else int(noise_seed)
         self._noise_source = NoiseSource(noise_seed)
+        self.num_microbatches = num_microbatches
+        self._sigma = None if noise_multiplier == "auto" else float(noise_multiplier)
         self._batch_size = expected_batch_size
         self._open_query = None
         self._updating = False
@@ -156,7 +167,7 @@ class PrivateOptimizer(_keras.Optimizer):
         variables = list(variables)
         self._check_can_step(variables)
         self.ensure_built(variables)
-        clip = self._by_phase(self._privatizer(Phase.SGD).l2_norm_clip, self.l2_norm_clip)
+        clip = self._by_phase(self._clip(Phase.SGD), self._clip(Phase.ADAPTIVE))
         self._open_query = ClippingQuery(variables, self._scales_before_noise(variables), clip)
         return self._open_query
 
@@ -193,8 +204,8 @@ class PrivateOptimizer(_keras.Optimizer):
 
     def _private_mean(self, clipped):
         values = clipped.values
-        if self.noise_multiplier > 0:
-            stddev = self.noise_multiplier * clipped.query.l2_norm_clip
+        if self.sigma > 0:
+            stddev = self.sigma * clipped.query.l2_norm_clip
             indices = [self.variable_index(v) for v in clipped.query.variables]
             values = add_noise(clipped, stddev, self._noise_source, self._next_draw(), NOISE_STREAM, indices)
         return [value / self._batch_size for value in values]
@@ -261,9 +272,12 @@ class PrivateOptimizer(_keras.Optimizer):
 
     # Phase by phase.
 
-    def _privatizer(self, phase):
+    def _clip(self, phase):
         del phase  # One clip norm for both, unless a subclass has two.
-        return GaussianPrivatizer(self.l2_norm_clip, self.noise_multiplier)
+        return self.l2_norm_clip
+
+    def _privatizer(self, phase):
+        return GaussianPrivatizer(self._clip(phase), self.sigma)
 
     def _rate(self, phase):
         del phase
@@ -310,9 +324,74 @@ class PrivateOptimizer(_keras.Optimizer):
 
     def resolve_batch_size(self, batch_size: int | None) -> None:
         """Takes the batch size of `fit` as B, unless `expected_batch_size` was given."""
+        _check_microbatches(self.num_microbatches, batch_size)
         self._batch_size = self.expected_batch_size or batch_size
 
+    # What a step costs.
+
+    @property
+    def sigma(self) -> float | None:
+        """The noise multiplier as a number; None while "auto" waits for its calibration."""
+        return self._sigma
+
+    def calibrate(self, noise_multiplier: float) -> None:
+        """Settles "auto", once; `fit` calls it.
+
+        Raises:
+            AttributeError: if the noise multiplier is settled.
+        """
+        _checks.positive(noise_multiplier=noise_multiplier)
+        if self._sigma is not None:
+            raise AttributeError(
+                "`noise_multiplier` is settled, because steps that ran were priced with it. Make a new "
+                f"optimizer. Received: noise_multiplier={noise_multiplier}, after {self._sigma}"
+            )
+        self._sigma = float(noise_multiplier)
+
+    def noise_multipliers(self, sigma: float) -> tuple[float, ...]:
+        """What each release that one step makes of its batch has for its noise multiplier."""
+        return (sigma,)
+
+    def dp_event(self) -> dp_accounting.DpEvent:
+        """What one step releases of its batch, whatever its phase: one Gaussian sum.
+
+        Compose it over the steps, inside the sampling that drew the batches; or ask
+        `model.privacy_spent()`, which knows both.
+
+        Raises:
+            ValueError: while `noise_multiplier="auto"` is not calibrated.
+        """
+        return self.mechanism().event
+
+    def mechanism(self) -> Mechanism:
+        """What the ledger notes of a step.
+
+        Raises:
+            ValueError: while `noise_multiplier="auto"` is not calibrated.
+        """
+        self._check_calibrated()
+        return self.mechanism_with(self.sigma)
+
+    def mechanism_with(self, sigma: float) -> Mechanism:
+        """What the ledger would note of a step with the noise multiplier sigma."""
+        clips = tuple(dict.fromkeys(self._clip(phase) for phase in Phase))
+        return Mechanism(
+            type(self).__name__, self.noise_multipliers(sigma), clips, self.noise_seed is not None
+        )
+
+    def _check_calibrated(self):
+        if self._sigma is None:
+            raise ValueError(
+                '`noise_multiplier="auto"` is settled by `fit` with a `dp2_keras.PrivacyBudget` in its callbacks: '
+                "call that first, or give a number, such as that of `dp2_keras.calibrate_noise_multiplier`."
+            )
+
+    def second_moments(self) -> dict[str, tf.Tensor]:
+        """v of each trainable variable, by name; empty without a preconditioner or before a step."""
+        return {v.name.split(":")[0]: _keras.native(v) for v in self._second_moments or []}
+
     def _check_can_step(self, variables):
+        self._check_calibrated()
         if not variables:
             raise ValueError("The model must have a trainable weight. Received: trainable_variables=[]")
         if self._batch_size is None:
@@ -391,6 +470,15 @@ class PrivateOptimizer(_keras.Optimizer):
                 f"priced with it. Make a new optimizer. Received: {name}={value!r}"
             )
         super().__setattr__(name, value)
+
+
+def _check_microbatches(num_microbatches, batch_size):
+    if None not in (num_microbatches, batch_size) and num_microbatches != batch_size:
+        raise ValueError(
+            "`num_microbatches` must be None or the batch size: a microbatch of several examples would be "
+            "clipped as one, which changes what is protected and needs more noise for the same epsilon. "
+            f"Received: num_microbatches={num_microbatches}, batch size {batch_size}"
+        )
 
 
 def check_rate(**argument):

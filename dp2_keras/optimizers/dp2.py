@@ -17,7 +17,7 @@ import tensorflow as tf
 from dp2_keras import _checks, _keras, preconditioners
 from dp2_keras.optimizers.base import PrivateOptimizer, check_rate
 from dp2_keras.optimizers.rules import Accumulating, MovingAverage
-from dp2_keras.privatizer import GaussianPrivatizer, check_mechanism
+from dp2_keras.privatizer import check_mechanism
 from dp2_keras.schedule import DelayedSchedule, Phase
 
 
@@ -94,10 +94,10 @@ class Delayed(PrivateOptimizer):
         """When each phase runs."""
         return DelayedSchedule(self.sgd_steps or self.delay, self.adaptive_steps or self.delay)
 
-    def _privatizer(self, phase):
+    def _clip(self, phase):
         if phase is Phase.SGD and self.sgd_l2_norm_clip is not None:
-            return GaussianPrivatizer(self.sgd_l2_norm_clip, self.noise_multiplier)
-        return super()._privatizer(phase)
+            return self.sgd_l2_norm_clip
+        return super()._clip(phase)
 
     def _rate(self, phase):
         return self.sgd_learning_rate if phase is Phase.SGD else super()._rate(phase)

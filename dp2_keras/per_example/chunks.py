@@ -2,8 +2,8 @@
 
     sum_i clip(S g_i, C) = sum_chunks sum_{i in chunk} clip(S g_i, C)
 
-The batch is padded with masked rows to a multiple of the chunk, so that every chunk
-has one shape and an empty batch is one chunk of padding. Neither the sum nor the
+The batch is padded with masked rows, to one of a few sizes for XLA and to a multiple of the chunk, so
+that every chunk has one shape and an empty batch is one chunk of padding. Neither the sum nor the
 outputs depend on the chunk's size, but for the rounding of a float sum.
 """
 
@@ -39,6 +39,9 @@ def clipped_sum(
     query: ClippingQuery,
     examples: Any,
     physical_batch_size: int | None = None,
+    *,
+    padded_size: Callable | None = None,
+    compiled: Callable = lambda function: function,
 ) -> PerExampleResult:
     """Answers a clipping query over a batch.
 
@@ -51,18 +54,27 @@ def clipped_sum(
         examples: a structure of tensors whose leading axis is the example.
         physical_batch_size: how many examples to hold in memory at a time. Defaults
             to all of them.
+        padded_size: the size to pad a batch of unknown size to, of how many examples there are.
+            Defaults to no padding.
+        compiled: compiles a function of tensors, such as `tf.function(jit_compile=True)`.
+            Defaults to leaving it as it is.
 
     Returns:
         A `PerExampleResult`.
     """
     count = batch_size(examples)
-    size = physical_batch_size or _at_least_one(count)
-    chunks = -(-_at_least_one(count) // size)
-    padded, mask = _pad(examples, count, chunks * size)
-    if physical_batch_size is None:
-        values, norms, outputs = strategy(gradient_fn, query, padded, mask)
-    else:
-        values, norms, outputs = _accumulate(strategy, gradient_fn, query, padded, mask, size, chunks)
+    total = count if padded_size is None or isinstance(count, int) else padded_size(count)
+    total = _at_least_one(total)
+    if physical_batch_size is not None:
+        total = -(-total // physical_batch_size) * physical_batch_size
+    padded, mask = _pad(examples, count, total)
+
+    def answer(examples, mask):
+        if physical_batch_size is None:
+            return strategy(gradient_fn, query, examples, mask)
+        return _accumulate(strategy, gradient_fn, query, examples, mask, physical_batch_size)
+
+    values, norms, outputs = compiled(answer)(padded, mask)
     trim = lambda t: t[:count]  # noqa: E731
     return PerExampleResult(ClippedSum(query, values), norms[:count], tf.nest.map_structure(trim, outputs))
 
@@ -87,9 +99,10 @@ def _pad(examples, count, total):
     return tf.nest.map_structure(pad, examples), tf.range(total) < count
 
 
-def _accumulate(strategy, gradient_fn, query, examples, mask, size, chunks):
+def _accumulate(strategy, gradient_fn, query, examples, mask, size):
     """The chunks in a loop, in the memory of one of them."""
     specs = _output_specs(gradient_fn, examples)
+    chunks = batch_size(mask) // size
     arrays = [
         tf.TensorArray(spec.dtype, size=chunks, element_shape=[size, *spec.shape])
         for spec in [tf.TensorSpec([], tf.float32), *tf.nest.flatten(specs)]

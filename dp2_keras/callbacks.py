@@ -1,0 +1,124 @@
+"""Epsilon in the training loop: in the log of each epoch, and as a limit.
+
+    log       epsilon(all steps so far), after each epoch
+    limit     the most steps k of the coming epoch with  epsilon(steps so far + k) <= budget
+
+Both are free of data: epsilon depends on n, the batch size, sigma and the number of steps. The limit
+is checked by the step itself, in the graph; see `meter.py`.
+"""
+
+from __future__ import annotations
+
+from dp2_keras import _checks, _keras, accounting
+from dp2_keras.account import Account, Budget
+from dp2_keras.fitting import Plan
+from dp2_keras.meter import UNLIMITED
+
+
+class PrivacyBudget(_keras.keras.callbacks.Callback):
+    """Stops training *before* the step that would spend more than epsilon.
+
+    Everything that the model's ledger holds counts, not this fit alone. A fit that cannot make one step is
+    refused. With `noise_multiplier="auto"` in the optimizer, `fit` chooses the least noise with which
+    all its epochs fit into the budget.
+
+    Args:
+        epsilon: the most that may be spent, greater than 0.
+        delta: above 0 and below 1. Defaults to the largest power of ten that is at most 1 / n.
+        accountant: "rdp" (what TF Privacy uses) or "pld" (tighter, slower).
+        neighbors: "add_remove" (the default) or "replace_one".
+
+    Raises:
+        ValueError: for a value out of range.
+
+    Example:
+    >>> budget = PrivacyBudget(epsilon=3.0, delta=1e-5)
+    >>> budget.epsilon
+    3.0
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float | None = None,
+        *,
+        accountant: str = "rdp",
+        neighbors: str = "add_remove",
+    ):
+        super().__init__()
+        _checks.positive(epsilon=epsilon)
+        if delta is not None:
+            _checks.open_unit(delta=delta)
+        _checks.one_of(("rdp", "pld"), accountant=accountant)
+        _checks.one_of(("add_remove", "replace_one"), neighbors=neighbors)
+        self.epsilon = float(epsilon)
+        self.delta = delta
+        self.accountant = accountant
+        self.neighbors = neighbors
+
+    def terms(self, dataset_size: int) -> Budget:
+        """The budget for n examples."""
+        delta = accounting.default_delta(dataset_size) if self.delta is None else self.delta
+        return Budget(delta, self.epsilon, self.accountant, self.neighbors)
+
+    def on_train_begin(self, logs=None):
+        """Refuses a model that keeps no ledger."""
+        if not hasattr(self.model, "privacy_spent"):
+            raise ValueError(
+                "PrivacyBudget needs a model that keeps a ledger: wrap it with "
+                f"`dp2_keras.make_private(model)`. Received: {type(self.model).__name__}"
+            )
+
+
+class FitAccount(_keras.keras.callbacks.Callback):
+    """Opens a run for each epoch, logs epsilon, stops at the budget. `fit` adds it, first of all.
+
+    Args:
+        account: the model's.
+        plan: what the fit does.
+        budget: what may be spent, and how it is priced.
+    """
+
+    def __init__(self, account: Account, plan: Plan, budget: Budget):
+        super().__init__()
+        self._account, self._plan, self._budget = account, plan, budget
+        self._first_step = None
+        self._is_cut = False
+
+    def set_model(self, model):
+        """Notes where the fit starts, before a callback can restore an interrupted one."""
+        super().set_model(model)
+        if self._first_step is None:
+            self._first_step = int(model.optimizer.iterations)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Opens the epoch's run, with as many steps as the budget pays."""
+        mechanism, sampling = self.model.optimizer.mechanism(), self._plan.sampling
+        planned = self._plan.steps_per_epoch or UNLIMITED
+        paid = self._budget.allowed_steps(self._account.ledger, mechanism, sampling, planned)
+        self._is_cut = paid < planned
+        self._account.open(mechanism, sampling, paid)
+        self._account.meter.skip(self._steps_taken(epoch))
+
+    def _steps_taken(self, epoch):
+        """Steps of this epoch that a restored run has taken; Keras 3 starts the epoch anew."""
+        steps, first = self._plan.steps_per_epoch, self._plan.arguments["initial_epoch"]
+        taken = int(self.model.optimizer.iterations) - self._first_step
+        before = (epoch - first) * (steps or 0)
+        restarts = _keras.RESTARTS_EPOCHS and steps is not None and before < taken < before + steps
+        return taken - before if restarts else 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Stops in the midst of an epoch, when the steps that were paid have run."""
+        if self._is_cut and self._account.meter.is_exhausted:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Closes the run, logs epsilon, and stops if there is no step left for another epoch."""
+        self._account.close()
+        if logs is not None:
+            logs["epsilon"] = self._budget.spent(self._account.ledger)
+        mechanism = self.model.optimizer.mechanism()
+        ledger, sampling = self._account.ledger, self._plan.sampling
+        if not self._budget.allowed_steps(ledger, mechanism, sampling, upper=1):
+            self.model.stop_training = True

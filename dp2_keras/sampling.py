@@ -1,0 +1,194 @@
+"""Poisson sampling: the batches that the accounting prices.
+
+    P(example i is in the batch of step t) = q = B / n,   independently for all i and t
+
+drawn in O(batch) operations as a size k ~ Binomial(n, q) and then k of the n rows without
+replacement, which is the same law. n is public and T, the number of steps, depends on n and B
+alone. The draw of a step is a function of (key, step); the key is as secret as the noise's: it comes
+from the operating system unless there is a seed, and is in no file, graph or log.
+
+XLA compiles once for each size of batch, so a batch is padded before it (the rows it pads with are
+masked out of the sum) to one of a few sizes:
+
+    B, B + s, B + 2 s, B + 4 s, ...   with s = ceil(sqrt(B)), about one deviation of k
+
+Half of the draws fit into the first. Nothing is ever truncated unless `max_batch_size` says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dp2_keras import _checks
+from dp2_keras.rows import Rows
+
+
+class PoissonSampler:
+    """Draws the rows of each step.
+
+    Args:
+        dataset_size: n, the public number of examples.
+        batch_size: B, the expected size of a batch, at most n.
+        max_batch_size: M, at most so many of the rows drawn are kept; None keeps all. A
+            truncated draw is priced, see `accounting`.
+        seed: integer, for tests and experiments only; None takes a secret key.
+
+    Raises:
+        ValueError: for a value out of range.
+
+    Example:
+    >>> sampler = PoissonSampler(dataset_size=1000, batch_size=10, seed=0)
+    >>> rows = sampler.rows(step=0)
+    >>> len(set(rows)) == len(rows) < 40
+    True
+    """
+
+    def __init__(
+        self,
+        dataset_size: int,
+        batch_size: int,
+        *,
+        max_batch_size: int | None = None,
+        seed: int | None = None,
+    ):
+        check_sizes(dataset_size, batch_size, max_batch_size)
+        self.dataset_size = dataset_size
+        self.batch_size = batch_size
+        self.max_batch_size = max_batch_size
+        self.seed = seed
+        self._key = _fresh_key(seed)
+        self._draws = 0
+
+    def rows(self, step: int) -> np.ndarray:
+        """The sorted rows of a step: int64, of any length from 0.
+
+        With a seed they are a function of the step, so that a resumed run repeats the
+        uninterrupted one. Without, no draw is ever repeated, whatever the step.
+        """
+        self._draws += 1
+        counter = step if self.seed is not None else self._draws
+        rng = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, counter]))
+        count = rng.binomial(self.dataset_size, self.batch_size / self.dataset_size)
+        rows = rng.choice(self.dataset_size, count, replace=False, shuffle=False)
+        if self.max_batch_size is not None and count > self.max_batch_size:
+            rows = rng.choice(rows, self.max_batch_size, replace=False, shuffle=False)
+        return np.sort(rows)
+
+    def __repr__(self):
+        return f"PoissonSampler(dataset_size={self.dataset_size}, batch_size={self.batch_size})"
+
+    def __reduce__(self):  # A copy has a key of its own.
+        arguments = dict(max_batch_size=self.max_batch_size, seed=self.seed)
+        return _copy, (self.dataset_size, self.batch_size, arguments)
+
+
+def _copy(dataset_size, batch_size, arguments):
+    return PoissonSampler(dataset_size, batch_size, **arguments)
+
+
+def _fresh_key(seed):
+    secret = secrets.token_bytes(16)
+    if seed is not None:
+        secret = hashlib.sha256(f"dp2_keras sampling:{seed}".encode()).digest()[:16]
+    return np.frombuffer(secret, np.uint64)
+
+
+def check_sizes(dataset_size: int, batch_size: int, max_batch_size: int | None = None) -> None:
+    """Refuses sizes of which no rate can be made."""
+    _checks.positive_integer(dataset_size=dataset_size, batch_size=batch_size)
+    if batch_size > dataset_size:
+        _checks.fail(
+            "at most `dataset_size`, for a sampling rate of at most 1",
+            batch_size=batch_size,
+            dataset_size=dataset_size,
+        )
+    if max_batch_size is not None:
+        _checks.positive_integer(max_batch_size=max_batch_size)
+
+
+def poisson_batches(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int,
+    steps: int | None = None,
+    max_batch_size: int | None = None,
+    seed: int | None = None,
+    first_step: int = 0,
+) -> tf.data.Dataset:
+    """Poisson batches of arrays, as `fit` draws them, for custom loops.
+
+    Each element is (x,), (x, y) or (x, y, sample_weight) of the rows drawn, of any number
+    from 0. Train on them with `model.fit(batches, sampling="poisson", dataset_size=n)` or
+    `model.train_on_batch(*batch, sampling="poisson", dataset_size=n)`, and with
+    `expected_batch_size=batch_size` in the optimizer. Caching or repeating the batches
+    would draw the same ones again, which is not Poisson sampling.
+
+    Args:
+        x: inputs: an array, a tensor, a scipy sparse matrix, a `tf.SparseTensor`, or a dict, tuple
+            or list of them; or anything with `len` and `[rows]` for sorted integer rows, such as a
+            `numpy.memmap` or an h5py data set that does not fit in memory.
+        y: labels, likewise.
+        sample_weight: weights, likewise.
+        batch_size: B, the expected size.
+        steps: how many batches; None is without end.
+        max_batch_size: truncate larger draws, which costs privacy.
+        seed: integer, for tests and experiments only: a known seed voids the guarantee.
+        first_step: the number of the first step; with a seed, the draw of a step depends on it.
+
+    Returns:
+        A `tf.data.Dataset`.
+
+    Raises:
+        ValueError: for sizes out of range, or if x, y and sample_weight differ in length.
+
+    Example:
+    >>> batches = poisson_batches(np.eye(100), batch_size=10, steps=3, seed=0)
+    >>> [x.shape[1] for x, in batches]
+    [100, 100, 100]
+    """
+    rows = Rows.of((x, y, sample_weight))
+    sampler = PoissonSampler(len(rows), batch_size, max_batch_size=max_batch_size, seed=seed)
+    if steps is not None:
+        _checks.positive_integer(steps=steps)
+    return dataset_of(rows, sampler, lambda: first_step, steps)
+
+
+def dataset_of(
+    rows: Rows, sampler: PoissonSampler, first_step: Callable[[], int], steps: int | None = None
+) -> tf.data.Dataset:
+    """The batches of a sampler; `first_step` is asked whenever an iteration starts."""
+
+    def draw():
+        first = first_step()
+        for step in itertools.count(first) if steps is None else range(first, first + steps):
+            yield rows.take(sampler.rows(step))
+
+    return tf.data.Dataset.from_generator(draw, output_signature=rows.signature()).prefetch(2)
+
+
+def padded_size(count: tf.Tensor, batch_size: int) -> tf.Tensor:
+    """The least of the sizes at the top of this file that holds `count` rows.
+
+    Args:
+        count: how many rows there are, an int32 scalar.
+        batch_size: B.
+
+    Example:
+    >>> [int(padded_size(k, batch_size=64)) for k in (0, 64, 65, 73, 81, 97)]
+    [64, 64, 72, 80, 96, 128]
+    """
+    step = math.ceil(math.sqrt(batch_size))
+    excess = tf.maximum(tf.cast(count, tf.int32) - batch_size, 0)
+    sizes = step * 2 ** tf.range(0, 27 - step.bit_length())
+    sizes = tf.concat([[0], sizes], axis=0)
+    return batch_size + sizes[tf.searchsorted(sizes, excess[None])[0]]
