@@ -175,24 +175,29 @@ class AccountedTraining:
         Raises:
             ValueError: if the declared sampling is incomplete.
         """
-        if getattr(self, "optimizer", None) is not None:
-            self._open_batch(_declared(sampling, dataset_size, self.optimizer), ledger_file)
+        if getattr(self, "optimizer", None) is None:
+            return super().train_on_batch(*args, **kwargs)  # Keras says what is missing.
+        is_open = self._open_batch(_declared(sampling, dataset_size, self.optimizer), ledger_file)
         try:
             return super().train_on_batch(*args, **kwargs)
         finally:
-            self._idle()
+            if is_open:
+                self._idle()
 
     def _next_step(self):
         """The step of the next batch; those that are passed over come first."""
         return int(self.optimizer.iterations) - self.account().meter.skipped
 
     def _open_batch(self, sampling, ledger_file):
+        """Opens a run of one step, unless the run of unknown steps between fits will do; whether it did."""
         account = self.account()
         if ledger_file is not None:
             account.use_file(os.fspath(ledger_file))
-        if sampling is not None or account.has_file:
-            account.open(self.optimizer.mechanism(), sampling or UnknownSampling(), steps=1)
         self._retrace_if_changed()
+        if sampling is None and not account.has_file:
+            return False
+        account.open(self.optimizer.mechanism(), sampling or UnknownSampling(), steps=1)
+        return True
 
     def _prepare(self, plan, budget, ledger_file):
         """Everything that must hold before the first step."""
@@ -308,4 +313,4 @@ def _declared(sampling, dataset_size, optimizer):
             f"optimizer. Received: sampling={sampling!r}, dataset_size={dataset_size}, "
             f"expected_batch_size={optimizer.expected_batch_size}"
         )
-    return PoissonSampling(dataset_size, optimizer.expected_batch_size)
+    return PoissonSampling(dataset_size, optimizer.expected_batch_size, own_data=True)

@@ -241,7 +241,7 @@ def _sampling(arguments):
         return PoissonSampling(size, batch_size, limit)
     if limit is not None:
         raise ValueError("`max_batch_size` cuts Poisson batches: leave out `shuffle` or `max_batch_size`.")
-    return ShuffledSampling(size, batch_size, steps_per_epoch=-(-size // batch_size))
+    return ShuffledSampling(size, batch_size)
 
 
 def _steps(sampling, arguments):
@@ -252,7 +252,7 @@ def _steps(sampling, arguments):
     _checks.positive_integer(epochs=arguments.epochs)
     shuffled = isinstance(sampling, ShuffledSampling)
     return arguments.epochs * (
-        sampling.steps_per_epoch if shuffled else sampling.dataset_size // sampling.batch_size
+        sampling.steps_per_pass if shuffled else sampling.dataset_size // sampling.batch_size
     )
 
 

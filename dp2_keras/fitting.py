@@ -117,7 +117,7 @@ def _keras_batches(arguments, request, optimizer):
     _refuse_truncation(request)
     n = _training_rows(len(Rows.of((arguments["x"],))), arguments)
     size = _batch_size(arguments, optimizer, n)
-    sampling = ShuffledSampling(n, size, -(-n // size), assume_poisson=request.assume_poisson)
+    sampling = ShuffledSampling(n, size, assume_poisson=request.assume_poisson)
     if request.assume_poisson and arguments["shuffle"] is False:
         _checks.fail("True for `assume_poisson`: batches in a fixed order are not random", shuffle=False)
     arguments = {**arguments, "batch_size": size}
@@ -140,10 +140,10 @@ def _own_batches(arguments, request, optimizer):
         )
     if request.sampling == "poisson":
         _refuse_assumption(request)
-        return Plan(arguments, PoissonSampling(request.dataset_size, size, request.max_batch_size), steps)
+        n, truncation = request.dataset_size, request.max_batch_size
+        return Plan(arguments, PoissonSampling(n, size, truncation, own_data=True), steps)
     _refuse_truncation(request)
-    n = request.dataset_size
-    sampling = ShuffledSampling(n, size, -(-n // size), own_data=True, assume_poisson=request.assume_poisson)
+    sampling = ShuffledSampling(request.dataset_size, size, True, request.assume_poisson)
     return Plan(arguments, sampling, steps)
 
 

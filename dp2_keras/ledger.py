@@ -24,6 +24,7 @@ from dp2_keras import _checks, accounting
 
 LEDGER_NAME = "dp2_keras_ledger"
 VERSION = 1
+MAX_STEPS = 2**62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,7 @@ class PoissonSampling:
         batch_size: B, the expected batch size, at most n.
         max_batch_size: larger draws are cut to a random subset of this size. Defaults to none.
         seeded: whether the batches were drawn from a given seed.
+        own_data: whether the batches came from the user, who declared them to be Poisson samples.
 
     Raises:
         ValueError: for a value out of range.
@@ -84,10 +86,11 @@ class PoissonSampling:
     batch_size: int
     max_batch_size: int | None = None
     seeded: bool = False
+    own_data: bool = False
 
     def __post_init__(self):
         _checks.positive_integer(dataset_size=self.dataset_size, batch_size=self.batch_size)
-        _checks.boolean(seeded=self.seeded)
+        _checks.boolean(seeded=self.seeded, own_data=self.own_data)
         if self.max_batch_size is not None:
             _checks.positive_integer(max_batch_size=self.max_batch_size)
         if self.batch_size > self.dataset_size:
@@ -115,7 +118,6 @@ class ShuffledSampling:
     Args:
         dataset_size: n, the public number of examples.
         batch_size: B.
-        steps_per_epoch: steps of an epoch of `fit`; each epoch starts a pass anew.
         own_data: whether the batches came from the user, so that one use in a pass is an assumption.
         assume_poisson: whether the user asked for the price of Poisson sampling, unproved here.
 
@@ -123,21 +125,19 @@ class ShuffledSampling:
         ValueError: for a value out of range.
 
     Example:
-    >>> ShuffledSampling(dataset_size=25_000, batch_size=64, steps_per_epoch=391).passes(39_100)
-    100
+    >>> ShuffledSampling(dataset_size=25_000, batch_size=64).passes(391)
+    1
     """
 
     dataset_size: int
     batch_size: int
-    steps_per_epoch: int
     own_data: bool = False
     assume_poisson: bool = False
 
     def __post_init__(self):
         _checks.positive_integer(dataset_size=self.dataset_size, batch_size=self.batch_size)
-        _checks.positive_integer(steps_per_epoch=self.steps_per_epoch)
         _checks.boolean(own_data=self.own_data, assume_poisson=self.assume_poisson)
-        _set_plain(self, "dataset_size", "batch_size", "steps_per_epoch")
+        _set_plain(self, "dataset_size", "batch_size")
 
     @property
     def sampling_probability(self) -> float:
@@ -150,10 +150,11 @@ class ShuffledSampling:
         return _ceil_div(self.dataset_size, self.batch_size)
 
     def passes(self, steps: int) -> int:
-        """Passes started in `steps` steps of one fit: the most often that one example was used."""
-        epochs, rest = divmod(steps, self.steps_per_epoch)
-        passes_per_epoch = _ceil_div(self.steps_per_epoch, self.steps_per_pass)
-        return epochs * passes_per_epoch + _ceil_div(rest, self.steps_per_pass)
+        """Passes started in `steps` steps of one run: the most often that one example was used.
+
+        An epoch of `fit` is a run of its own, because each starts a pass anew.
+        """
+        return _ceil_div(steps, self.steps_per_pass)
 
     def releases(self, event, steps, passes, assumed=False):
         """The event and how often it happened; `assumed` prices it as Poisson sampling."""
@@ -213,6 +214,8 @@ class Entry:
 
     def __post_init__(self):
         _checks.positive_integer(steps=self.steps)
+        if self.steps > MAX_STEPS:
+            _checks.fail(f"at most {MAX_STEPS}", steps=self.steps)
         if isinstance(self.sampling, ShuffledSampling):
             _checks.positive_integer(passes=self.passes)
             if not _ceil_div(self.steps, self.sampling.steps_per_pass) <= self.passes <= self.steps:

@@ -83,6 +83,9 @@ _ASSUMPTIONS = {
     "own_data": "The batches came from a data set of the user's own. It is assumed, and was not checked, "
     "that no example occurs more than once in a pass, which is as many examples in a row as the data set was "
     "declared to have. If that is not so, the figures do not hold.",
+    "declared_poisson": "Some batches came from the user, who declared them to be Poisson samples drawn in "
+    "secret: every example in each batch with the stated probability, independently. That was not checked. "
+    "If it is not so, the figures do not hold.",
 }
 
 
@@ -236,11 +239,15 @@ def _verdict(entries, epsilon):
         "no_noise": noiseless,
         "infinite": math.isinf(epsilon) and not noiseless,
     }
-    own_data = any(getattr(e.sampling, "own_data", False) for e in entries)
+    own = [e.sampling for e in entries if getattr(e.sampling, "own_data", False)]
+    assumptions = {
+        "own_data": any(isinstance(sampling, ShuffledSampling) for sampling in own),
+        "declared_poisson": any(isinstance(sampling, PoissonSampling) for sampling in own),
+    }
     return {
         "guarantee": not any(reasons.values()),
         "no_guarantee_because": [reason for reason, holds in reasons.items() if holds],
-        "assumptions": ["own_data"] if own_data else [],
+        "assumptions": [name for name, holds in assumptions.items() if holds],
         "assume_poisson": any(getattr(e.sampling, "assume_poisson", False) for e in entries),
     }
 
@@ -274,6 +281,7 @@ def _sampling_facts(entry):
         "sampling_probability": batch_size / size if isinstance(sampling, PoissonSampling) else None,
         "max_batch_size": getattr(sampling, "max_batch_size", None),
         "sampling_seeded": getattr(sampling, "seeded", False),
+        "own_data": getattr(sampling, "own_data", False),
         "assume_poisson": getattr(sampling, "assume_poisson", False),
         "epochs": entry.steps * batch_size / size if size else None,
         "passes": entry.passes,
@@ -407,8 +415,9 @@ def _sampling(entry):
 
 def _poisson(entry):
     source = "from a given seed" if entry["sampling_seeded"] else "in secret"
+    origin = "Poisson batches of the user's own, as declared" if entry["own_data"] else "Poisson batches"
     return (
-        f"Poisson batches; in each step each of {entry['dataset_size']:,} examples was drawn independently "
+        f"{origin}; in each step each of {entry['dataset_size']:,} examples was drawn independently "
         f"and {source} with probability {_about(entry['sampling_probability'])} (expected batch size "
         f"{entry['batch_size']:,}; {_about(entry['epochs'])} epochs)."
     )

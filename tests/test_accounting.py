@@ -115,17 +115,18 @@ def test_prices_equal_tf_privacys_own():
     Its deprecated `compute_dp_sgd_privacy` looks at fewer orders, and so gives a little more.
     """
     library = pytest.importorskip("tensorflow_privacy.privacy.analysis.compute_dp_sgd_privacy_lib")
-    for setting, delta in itertools.product(GRID, (1e-5, 1e-7)):
+    assert len(GRID) == 100
+    for setting in GRID:
         rate, steps = setting["sampling_probability"], setting["steps"]
-        arguments = dict(num_epochs=steps * rate, poisson_subsampling_probability=rate)
         theirs = library._compute_dp_sgd_example_privacy(
+            num_epochs=(steps - 0.5) * rate,  # It rounds the steps up.
             noise_multiplier=setting["noise_multiplier"],
-            example_delta=delta,
+            example_delta=1e-5,
             used_microbatching=False,
-            **{**arguments, "num_epochs": (steps - 0.5) * rate},  # It rounds the steps up.
+            poisson_subsampling_probability=rate,
         )
-        ours = accounting.epsilon(accounting.dp_event(**setting), delta)
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9, err_msg=str((setting, delta)))
+        ours = accounting.epsilon(accounting.dp_event(**setting), 1e-5)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9, err_msg=str(setting))
 
 
 def test_prices_equal_dp_accountings_own():
@@ -230,7 +231,7 @@ def test_a_replaced_example_elsewhere_is_a_group_of_two(other):
     assert oracle.get_epsilon(1e-5 / (1 + math.exp(less))) > less
 
 
-@pytest.mark.parametrize("setting", GRID[::7])
+@pytest.mark.parametrize("setting", GRID[8::13])
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_replacing_costs_more_than_adding(setting, accountant):
     event = accounting.dp_event(**setting)

@@ -21,11 +21,6 @@ MECHANISM = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0
 LEDGER = Ledger([Entry.of_run(MECHANISM, PoissonSampling(25_000, 64), 39_000)])
 
 
-@pytest.fixture(autouse=True)
-def _fresh_keras():
-    """Nothing here has to do with Keras, so nothing of it is to be cleared."""
-
-
 @pytest.fixture
 def run(capsys):
     """Runs the command; its exit status, what it printed, and its errors."""

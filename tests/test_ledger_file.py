@@ -17,12 +17,18 @@ from dp2_keras.ledger_file import LedgerFile
 
 DP2 = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0, 0.5))
 IMDB = PoissonSampling(dataset_size=25_000, batch_size=64)
-SHUFFLED = ShuffledSampling(dataset_size=100, batch_size=30, steps_per_epoch=4)
+SHUFFLED = ShuffledSampling(dataset_size=100, batch_size=30)
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def no_sync(monkeypatch):
+    """For tests of what is written, not of when: they open thousands of files."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def counted(path):
@@ -65,7 +71,6 @@ def test_a_run_that_was_never_settled_stands_before_the_next(path):
     with LedgerFile(path) as file:
         file.reserve(DP2, IMDB, 390)
     with LedgerFile(path) as file:
-        file.settle(0) if file.ledger.steps == 0 else None
         file.reserve(DP2, IMDB, 390)
         file.reserve(DP2, IMDB, 390)
         file.settle(10)
@@ -98,7 +103,8 @@ def test_a_models_earlier_steps_are_added_as_far_as_they_are_missing(path):
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from([IMDB, SHUFFLED]), st.integers(1, 50), st.floats(0, 1), st.integers(0, 3))
+        st.tuples(st.sampled_from([IMDB, SHUFFLED]), st.integers(1, 50), st.floats(0, 1), st.integers(0, 3)),
+        max_size=5,
     )
 )
 def test_any_history_counts_at_least_what_ran_and_exactly_if_settled(tmp_path_factory, history):
@@ -122,8 +128,8 @@ def test_any_history_counts_at_least_what_ran_and_exactly_if_settled(tmp_path_fa
 # Crashes.
 
 
-def test_a_file_cut_at_any_byte_counts_all_that_was_acknowledged(path):
-    """What a crash leaves is the bytes so far; steps ran only after the reservation's last byte was written."""
+def test_a_file_cut_at_any_byte_counts_all_that_was_acknowledged(path, no_sync):
+    """A crash leaves the bytes so far; steps ran only after the last byte of their reservation."""
     acknowledged = [(0, 0)]
     with LedgerFile(path) as file:
         for reserved, took in [(10, 7), (20, 20), (30, 1)]:
@@ -230,11 +236,11 @@ def test_a_reservation_is_on_the_disk_before_it_returns(path, monkeypatch):
 # Damage.
 
 
-def test_any_changed_byte_is_refused(path):
+def test_any_changed_byte_is_refused(path, no_sync):
     write_some(path)
     data = path.read_bytes()
     for at in range(len(data)):
-        for byte in {data[at] ^ 1, ord("\n"), ord("9"), ord(" ")} - {data[at]}:
+        for byte in {data[at] ^ 1, ord("\n")} - {data[at]}:
             path.write_bytes(data[:at] + bytes([byte]) + data[at + 1 :])
             with pytest.raises(ValueError, match=f"{path.name}.* is damaged or was changed, in line"):
                 LedgerFile(path)

@@ -1,4 +1,4 @@
-"""The model's ledger counts the steps that ran, whatever happened between them, and goes where the weights go."""
+"""The model's ledger counts the steps that ran, whatever happened, and goes where the weights go."""
 
 import json
 import subprocess

@@ -12,12 +12,8 @@ from dp2_keras.statement import NOT_COVERED, Statement, round_up, statement
 
 DP2 = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0, 0.5))
 POISSON = PoissonSampling(dataset_size=25_000, batch_size=64)
-SHUFFLED = ShuffledSampling(dataset_size=25_000, batch_size=64, steps_per_epoch=391)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_keras():
-    """Nothing here has to do with Keras, so nothing of it is to be cleared."""
+SHUFFLED = ShuffledSampling(dataset_size=25_000, batch_size=64)
+DECLARED = PoissonSampling(dataset_size=25_000, batch_size=64, own_data=True)
 
 
 def changed(record, **changes):
@@ -33,6 +29,7 @@ LEDGERS = {
     "truncated": ledger((DP2, changed(POISSON, max_batch_size=128), 390)),
     "shuffled": ledger((DP2, SHUFFLED, 39_100)),
     "own data": ledger((DP2, changed(SHUFFLED, own_data=True), 391)),
+    "declared": ledger((DP2, DECLARED, 39_000)),
     "opt-in": ledger((DP2, changed(SHUFFLED, assume_poisson=True), 39_100)),
     "unknown": ledger((DP2, UnknownSampling(batch_size=32), 3)),
     "two releases": ledger((changed(DP2, noise_multipliers=(2.0, 3.5)), POISSON, 7)),
@@ -380,3 +377,10 @@ def test_text_is_plain_and_fits_a_page(name):
 def test_rejects(name, change, message):
     with pytest.raises(ValueError, match=message):
         statement(LEDGERS[name], **change)
+
+
+def test_declared_poisson_batches_are_named_as_a_declaration():
+    assert stated("declared").to_dict()["assumptions"] == ["declared_poisson"]
+    text = words(stated("declared"))
+    assert "Poisson batches of the user's own, as declared" in text and "That was not checked" in text
+    assert "as declared" not in words(stated("poisson"))

@@ -382,8 +382,8 @@ class PrivateOptimizer(_keras.Optimizer):
     def _check_calibrated(self):
         if self._sigma is None:
             raise ValueError(
-                '`noise_multiplier="auto"` is settled by `fit` with a `dp2_keras.PrivacyBudget` in its callbacks: '
-                "call that first, or give a number, such as that of `dp2_keras.calibrate_noise_multiplier`."
+                '`noise_multiplier="auto"` is settled by `fit`, with a `dp2_keras.PrivacyBudget` among its '
+                "callbacks: call that first, or give a number, such as `calibrate_noise_multiplier` finds."
             )
 
     def second_moments(self) -> dict[str, tf.Tensor]:
