@@ -80,10 +80,10 @@ def check(model) -> None:
     """
     if is_declared(model):
         return
-    if type(model) not in (_keras.keras.Sequential, _keras.Functional):
+    if not _is_container(model):
         _refuse(model, "is a subclassed model, whose `call` may mix the examples of a batch")
     for operation in _keras.operations(model):
-        if type(operation) in (_keras.keras.Sequential, _keras.Functional):
+        if _is_container(operation):
             check(operation)
         elif not (is_declared(operation) or _is_known(operation)):
             _refuse(operation, "is not known to treat the examples of a batch apart")
@@ -116,6 +116,14 @@ def _refuse(thing, why):
         "`dp2_keras.make_private(model)`, which gives each example a batch of its own, or declare "
         "the class with `dp2_keras.declare_per_example` if you know better."
     )
+
+
+def _is_container(model):
+    """A Sequential or functional model that runs its operations and nothing else."""
+    for base in (_keras.keras.Sequential, _keras.Functional):
+        if isinstance(model, base):
+            return type(model).call is base.call and type(model).__call__ is base.__call__
+    return False
 
 
 def _is_known(operation):

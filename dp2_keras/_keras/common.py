@@ -48,6 +48,11 @@ def flatten_layers(model):
     return list(model._flatten_layers())
 
 
+def sublayers(layer):
+    """The layers that a layer holds, one level down."""
+    return list(layer._flatten_layers(recursive=False, include_self=False))
+
+
 def recurrent_layers(model):
     """The layers that loop over time."""
     return [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.RNN)]

@@ -88,6 +88,27 @@ def example_scope(model, seeds):
         yield
 
 
+def substituted(layer, values):
+    """Inside, a layer reads these values for its variables.
+
+    Args:
+        layer: the layer.
+        values: list of (variable, tensor).
+    """
+    del layer  # Whoever asks for the variable gets the value.
+    return keras.StatelessScope(state_mapping=values)
+
+
+def own_trainable_variables(layer):
+    """The trainable variables of a layer that belong to none of its sublayers."""
+    return layer._trainable_variables if layer.trainable else []
+
+
+def call_function(layer):
+    """What `layer(...)` calls once inputs are cast."""
+    return layer.call
+
+
 def unrolled(model):
     """Inside, recurrent layers unroll over time, which `vectorized_map` can take."""
     recurrent = recurrent_layers(model)
