@@ -73,7 +73,7 @@ def plan(model, method: str) -> PrivacyPlan:
     if method in ("loop", "vectorized"):
         return PrivacyPlan(method, "as compiled")
     try:
-        operations.check(model._loss_owner())
+        operations.check(model._loss_owner(), recurrent=True)
     except ValueError as error:
         if method == "ghost":
             raise

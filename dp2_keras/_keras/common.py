@@ -58,6 +58,17 @@ def recurrent_layers(model):
     return [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.RNN)]
 
 
+def may_draw(layer):
+    """Whether a layer may draw random numbers; recurrent ones hold a generator they may not use."""
+    quiet = lambda part: getattr(part, "dropout", 1) == getattr(part, "recurrent_dropout", 1) == 0  # noqa: E731
+    return any(holds_generator(part) and not quiet(part) for part in flatten_layers(layer))
+
+
+def holds_generator(layer):
+    """Whether a layer has a generator of random numbers of its own."""
+    return bool(getattr(layer, "_seed_generators", None)) or hasattr(layer, "_random_generator")
+
+
 def mask_of(tensor):
     """The Keras mask of an output, or None."""
     return getattr(tensor, "_keras_mask", None)

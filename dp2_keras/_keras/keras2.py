@@ -139,6 +139,18 @@ def operations(model):
     return model.layers
 
 
+def operation_name(operation):
+    return getattr(operation, "symbol", type(operation).__name__).split(".")[-1].lower()
+
+
+def operation_calls(operation):
+    return [((n.call_args, n.call_kwargs), n.outputs) for n in operation._inbound_nodes]
+
+
+def is_symbolic(value):
+    return isinstance(value, keras.__internal__.KerasTensor)
+
+
 def sequential_layers(model):
     return list(model._self_tracked_trackables)
 

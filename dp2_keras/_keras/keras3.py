@@ -128,6 +128,22 @@ def operations(model):
     return model.operations if isinstance(model, Functional) else model.layers
 
 
+def operation_name(operation):
+    """What an operation of a functional model does, in lower case; of a layer, its class."""
+    return type(operation).__name__.lower()
+
+
+def operation_calls(operation):
+    """Pairs of the arguments and the output of each symbolic call of an operation."""
+    nodes = operation._inbound_nodes
+    return [((n.arguments.args, n.arguments.kwargs), n.outputs[0]) for n in nodes]
+
+
+def is_symbolic(value):
+    """Whether this stands for a tensor of a functional model."""
+    return isinstance(value, keras.KerasTensor)
+
+
 def sequential_layers(model):
     """The layers of a Sequential model, its input layer too."""
     return list(model._layers)

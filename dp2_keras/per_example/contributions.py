@@ -182,20 +182,6 @@ class Total(Contribution):
         return math.prod(self.shape) * len(self.parts)
 
 
-class Nothing(Contribution):
-    """A variable that the loss does not depend on."""
-
-    def __init__(self, shape: Sequence[int], dtype: tf.DType):
-        super().__init__([], shape)
-        self.dtype = dtype
-
-    def squared_norms(self, scale):
-        return tf.zeros([], tf.float64)
-
-    def weighted_sum(self, factors, kept):
-        return tf.zeros(self.shape, self.dtype)
-
-
 class Made(Contribution):
     """Gradients from any function of one block; what a layer without a formula gets.
 

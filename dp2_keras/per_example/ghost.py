@@ -13,11 +13,14 @@ Goodfellow (arXiv:1510.01799); the scale inside the norm is what DP² needs.
 
 from __future__ import annotations
 
+import collections
+
 import tensorflow as tf
 
 from dp2_keras import _keras, privatizer
-from dp2_keras.per_example import capture, contributions
-from dp2_keras.per_example.layers import default_registry
+from dp2_keras.per_example import capture
+from dp2_keras.per_example.contributions import Total
+from dp2_keras.per_example.layers import default_registry, fallback
 
 
 def ghost(example_pass, query, examples, mask):
@@ -59,36 +62,62 @@ def _check_bypass(variables, gradients):
 
 
 def _contributions(variables, calls, gradients):
-    """One contribution per variable, of all the calls that used it."""
-    found = {id(variable): [] for variable in variables}
+    """What each set of variables gets, by the variables' numbers: sets that have none in common."""
+    number = {id(variable): k for k, variable in enumerate(variables)}
+    found = {}
     for call, d in zip(calls, gradients):
-        if d is not None:
-            for variable, contribution in _of_call(call, d):
-                found[id(variable)].append(contribution)
-    return [_joined(variable, found[id(variable)]) for variable in variables]
+        for held, contribution in _of_call(call, d) if d is not None else []:
+            found.setdefault(tuple(number[id(v)] for v in held), []).append(contribution)
+    counts = collections.Counter(k for numbers in found for k in numbers)
+    for k, count in counts.items():
+        if count > 1:
+            raise ValueError(_SHARED.format(name=variables[k].name))
+    return {n: parts[0] if len(parts) == 1 else Total(parts) for n, parts in found.items()}
+
+
+_SHARED = (
+    "Weight '{name}' is shared with a layer that has no formula for it: compile the model with "
+    '`method="vectorized"`.'
+)
 
 
 def _of_call(call, d):
+    """Pairs of variables and their contribution, for one call of a layer."""
     layer, kind = call.unit.layer, call.unit.kind
-    dtype = privatizer.compute_dtype(d.dtype)
+    d = _in_compute_dtype(d)
+    if kind is None:
+        return [(layer.trainable_variables, fallback.contribution(layer, call.args, call.kwargs, d))]
     inputs = call.args[0] if call.args else call.kwargs["inputs"]
-    inputs = tf.cast(inputs, dtype) if inputs.dtype.is_floating else inputs
-    found = kind.contributions(layer, inputs, tf.cast(d, dtype))
+    found = kind.contributions(layer, _in_compute_dtype(inputs), d)
     trainable = [id(variable) for variable in layer.trainable_variables]
     named = [(getattr(layer, name, None), contribution) for name, contribution in found.items()]
-    return [(variable, contribution) for variable, contribution in named if id(variable) in trainable]
+    return [([variable], contribution) for variable, contribution in named if id(variable) in trainable]
 
 
-def _joined(variable, parts):
-    if not parts:
-        return contributions.Nothing(variable.shape, privatizer.compute_dtype(variable.dtype))
-    return parts[0] if len(parts) == 1 else contributions.Total(parts)
+def _in_compute_dtype(tensor):
+    return tf.cast(tensor, privatizer.compute_dtype(tensor.dtype)) if tensor.dtype.is_floating else tensor
 
 
 def _clip(query, parts, scales, mask):
-    scales = scales or [None] * len(parts)
+    """The clipped sums, and the norms, of what the parts hold."""
+    joined = {n: None if scales is None else _joined([scales[k] for k in n]) for n in parts}
     zeros = tf.zeros(tf.shape(mask), tf.float64)
-    squared = sum((part.squared_norms(scale) for part, scale in zip(parts, scales)), zeros)
+    squared = sum((part.squared_norms(joined[n]) for n, part in parts.items()), zeros)
     factors, kept, norms = query.factors(squared, mask)
-    sums = [part.weighted_sum(factors, kept) for part in parts]
-    return [privatizer.scale_by(value, scale) for value, scale in zip(sums, scales)], norms
+    values = query.zeros()
+    for n, part in parts.items():
+        total = privatizer.scale_by(part.weighted_sum(factors, kept), joined[n])
+        for k, value in zip(n, _split(total, [values[k] for k in n])):
+            values[k] = tf.cast(value, values[k].dtype)
+    return values, norms
+
+
+def _joined(tensors):
+    """One tensor as it is; several as one vector."""
+    return tensors[0] if len(tensors) == 1 else tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+
+
+def _split(total, like):
+    """What `_joined` joined, in the shapes of others."""
+    parts = tf.split(tf.reshape(total, [-1]), [t.shape.num_elements() for t in like])
+    return [tf.reshape(part, t.shape) for part, t in zip(parts, like)]
