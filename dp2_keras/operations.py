@@ -15,7 +15,7 @@ from dp2_keras import _keras
 
 _LAYERS = frozenset(
     """
-    InputLayer Dense Embedding Activation Masking Identity
+    InputLayer Dense EinsumDense Embedding Activation Masking Identity
     ReLU LeakyReLU PReLU ELU Softmax Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D
     GaussianDropout GaussianNoise AlphaDropout
     Conv1D Conv2D Conv3D Conv1DTranspose Conv2DTranspose Conv3DTranspose DepthwiseConv1D
@@ -29,6 +29,10 @@ _LAYERS = frozenset(
     Add Subtract Multiply Average Maximum Minimum Concatenate
     MultiHeadAttention GroupQueryAttention Attention AdditiveAttention
     """.split()
+)
+_RECURRENT = frozenset("LSTM GRU SimpleRNN".split())
+_ELEMENTWISE = frozenset(
+    "add subtract multiply divide truedivide truediv relu gelu silu tanh sigmoid".split()
 )
 _LOSSES = frozenset(
     """
@@ -69,23 +73,26 @@ def is_declared(layer) -> bool:
     return "_dp2_per_example" in vars(layer) or "_dp2_per_example" in vars(type(layer))
 
 
-def check(model) -> None:
+def check(model, recurrent: bool = False) -> None:
     """Refuses what is not known to treat examples apart.
 
     Args:
         model: a Sequential or functional Keras model.
+        recurrent: whether layers that loop over time may stay.
 
     Raises:
         ValueError: naming the first operation that is not on the list, and the fix.
     """
     if is_declared(model):
         return
-    if type(model) not in (_keras.keras.Sequential, _keras.Functional):
+    if not _is_container(model):
         _refuse(model, "is a subclassed model, whose `call` may mix the examples of a batch")
     for operation in _keras.operations(model):
-        if type(operation) in (_keras.keras.Sequential, _keras.Functional):
-            check(operation)
-        elif not (is_declared(operation) or _is_known(operation)):
+        if _is_container(operation):
+            check(operation, recurrent)
+        elif recurrent and type(operation).__name__ in _RECURRENT and _is_of_keras(operation):
+            continue
+        elif not (is_declared(operation) or _is_known(operation) or _is_elementwise(operation)):
             _refuse(operation, "is not known to treat the examples of a batch apart")
     for tensor in model.inputs or []:
         if len(tensor.shape) < 2:
@@ -118,18 +125,54 @@ def _refuse(thing, why):
     )
 
 
+def _is_container(model):
+    """A Sequential or functional model that runs its operations and nothing else."""
+    for base in (_keras.keras.Sequential, _keras.Functional):
+        if isinstance(model, base):
+            return type(model).call is base.call and type(model).__call__ is base.__call__
+    return False
+
+
 def _is_known(operation):
-    if type(operation).__name__ not in _LAYERS or not type(operation).__module__.startswith("keras."):
+    if type(operation).__name__ not in _LAYERS or not _is_of_keras(operation):
         return False
     return isinstance(operation, _keras.keras.layers.Layer) and not _reaches_batch_axis(operation)
+
+
+def _is_of_keras(operation):
+    return type(operation).__module__.startswith("keras.")
+
+
+def _is_elementwise(operation):
+    """Arithmetic in a functional model, none of whose arguments is broadcast along the batch."""
+    if _keras.operation_name(operation) not in _ELEMENTWISE or not _is_of_keras(operation):
+        return False
+    calls = _keras.operation_calls(operation)
+    return all(_is_aligned(t, output) for arguments, output in calls for t in tf.nest.flatten(arguments))
+
+
+def _is_aligned(argument, output):
+    """Whether an argument has the output's batch axis, or is a constant without one."""
+    shape, rank = getattr(argument, "shape", ()), len(output.shape)
+    if _keras.is_symbolic(argument):
+        return len(shape) == rank and shape[0] == output.shape[0]
+    return len(shape) < rank or (len(shape) == rank and shape[0] == 1)
 
 
 def _reaches_batch_axis(layer):
     """Whether an argument may make a layer of the list mix examples."""
     axes = tf.nest.flatten([getattr(layer, name, None) for name in ("axis", "_attention_axes")])
+    if type(layer).__name__ == "EinsumDense" and not _keeps_batch(layer.equation):
+        return True
     odd_axis = any(axis is not None and axis != -1 and axis < 1 for axis in axes)
     activation = getattr(layer, "activation", None)
     odd_activation = activation is not None and not (
         inspect.isfunction(activation) and activation.__module__.startswith("keras.src.activations")
     )
     return odd_axis or odd_activation or getattr(layer, "target_shape", True) == ()
+
+
+def _keeps_batch(equation):
+    """Whether an einsum's first letter is the batch's, on both sides and nowhere else."""
+    inputs, kernel, outputs = equation.replace(" ", "").replace("->", ",").split(",")
+    return inputs[0] == outputs[0] and inputs[0] not in kernel

@@ -15,7 +15,7 @@ masked out as padding, is left out of the sum by selection.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -67,18 +67,32 @@ class ClippingQuery:
 
     Attributes:
         variables: the trainable variables, in the order of all lists below.
-        scales: per variable what multiplies the gradient before the clip, or None
-            for 1 everywhere.
+        scales: makes the tensors that multiply the gradients before the clip, one per
+            variable; None for 1 everywhere.
         l2_norm_clip: scalar tensor or float, C.
+        is_scaled: whether this step scales at all: a scalar tensor, or True. An SGD step
+            of DP² does not, and its cheaper formulas need no tensor of ones.
     """
 
     variables: Sequence
-    scales: Sequence[tf.Tensor] | None
+    scales: Callable[[], Sequence[tf.Tensor]] | None
     l2_norm_clip: tf.Tensor | float
+    is_scaled: tf.Tensor | bool = True
 
     def zeros(self) -> list[tf.Tensor]:
         """The sum over no examples."""
         return [tf.zeros(v.shape, compute_dtype(v.dtype)) for v in self.variables]
+
+    def by_scale(self, answer: Callable):
+        """Gives `answer(scales)` in a step that scales, and `answer(None)` in one that does not.
+
+        Only one of the two is run; both return tensors of the same shapes and dtypes.
+        """
+        if self.scales is None:
+            return answer(None)
+        if self.is_scaled is True:
+            return answer(self.scales())
+        return tf.cond(self.is_scaled, lambda: answer(self.scales()), lambda: answer(None))
 
     def clip(self, per_example_gradients: Sequence[tf.Tensor], mask: tf.Tensor):
         """Scales, clips and sums gradients whose leading axis is the example.
@@ -91,26 +105,38 @@ class ClippingQuery:
             The summed tensors, and the norms [n] of the scaled gradients, 0 where the
             example was left out.
         """
-        scaled = [self._scaled(g, k) for k, g in enumerate(per_example_gradients)]
-        norms = tf.cast(tf.sqrt(tf.add_n([_squared_norms(g) for g in scaled])), tf.float32)
+
+        def answer(scales):
+            scaled = [scale_by(g, s) for g, s in zip(gradients, scales or [None] * len(gradients))]
+            factors, kept, norms = self.factors(tf.add_n([squared_norms(g) for g in scaled]), mask)
+            sums = [weighted_sum(factors, g, kept) for g in scaled]
+            for value, variable in zip(sums, self.variables):
+                value.set_shape(variable.shape)  # A map over an unknown number of examples forgets it.
+            return sums, norms
+
+        gradients = [tf.cast(g, compute_dtype(g.dtype)) for g in per_example_gradients]
+        return self.by_scale(answer)
+
+    def factors(self, squared: tf.Tensor, mask: tf.Tensor):
+        """Which examples count, and by how much.
+
+        Args:
+            squared: float64 [n], squared norms of the scaled gradients.
+            mask: bool [n]; False is padding.
+
+        Returns:
+            The clip factors [n]; which examples are kept, bool [n]; and the norms [n],
+            0 where one is left out.
+        """
+        norms = tf.cast(tf.sqrt(squared), tf.float32)
         kept = tf.math.is_finite(norms) & mask
         norms = tf.where(kept, norms, tf.zeros_like(norms))
-        factors = self.clip_factors(norms)
-        sums = [_weighted_sum(factors, g, kept) for g in scaled]
-        for value, variable in zip(sums, self.variables):
-            value.set_shape(variable.shape)  # A map over an unknown number of examples forgets it.
-        return sums, norms
+        return self.clip_factors(norms), kept, norms
 
     def clip_factors(self, norms: tf.Tensor) -> tf.Tensor:
         """min(1, C / norm), without dividing by zero or infinity by infinity."""
         clip = tf.cast(self.l2_norm_clip, norms.dtype)
         return tf.where(norms > clip, clip / tf.maximum(norms, clip), tf.ones_like(norms))
-
-    def _scaled(self, gradients, index):
-        gradients = tf.cast(gradients, compute_dtype(gradients.dtype))
-        if self.scales is None:
-            return gradients
-        return gradients * tf.cast(self.scales[index], gradients.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,7 +180,12 @@ def compute_dtype(dtype) -> tf.DType:
     return dtype if dtype.size >= 4 else tf.float32
 
 
-def _squared_norms(gradients):
+def scale_by(tensor: tf.Tensor, scale: tf.Tensor | None) -> tf.Tensor:
+    """The tensor times the scale; None is 1."""
+    return tensor if scale is None else tensor * tf.cast(scale, tensor.dtype)
+
+
+def squared_norms(gradients: tf.Tensor) -> tf.Tensor:
     """Sums of squares per example; float64 across rows, where float32 would lose digits."""
     rows = tf.square(gradients)
     if gradients.shape.rank > 1:
@@ -162,8 +193,16 @@ def _squared_norms(gradients):
     return tf.reduce_sum(tf.cast(rows, tf.float64), axis=list(range(1, rows.shape.rank)))
 
 
-def _weighted_sum(factors, gradients, kept):
+def weighted_sum(factors: tf.Tensor, gradients: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
     """sum_i factors_i gradients_i over the kept examples; 0 * NaN never happens."""
-    column = [-1] + [1] * (gradients.shape.rank - 1)
-    gradients = tf.where(tf.reshape(kept, column), gradients, tf.zeros_like(gradients))
-    return tf.tensordot(tf.cast(factors, gradients.dtype), gradients, axes=1)
+    return tf.tensordot(tf.cast(factors, gradients.dtype), select(gradients, kept), axes=1)
+
+
+def select(tensor: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+    """The rows that are kept; zeros in place of the others."""
+    return tf.where(as_column(kept, tensor.shape.rank), tensor, tf.zeros_like(tensor))
+
+
+def as_column(vector: tf.Tensor, rank: int) -> tf.Tensor:
+    """A number per example, shaped to multiply tensors of that rank."""
+    return tf.reshape(vector, [-1] + [1] * (rank - 1))

@@ -11,20 +11,18 @@ An example's loss is the compiled loss of a batch of one.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from dp2_keras import _checks, _keras, per_example, validation
+from dp2_keras import _checks, _keras, methods, per_example, validation
 from dp2_keras.accounted import AccountedTraining
 from dp2_keras.diagnostics import Diagnostics
+from dp2_keras.example_pass import ExamplePass
 from dp2_keras.optimizers import PrivateOptimizer
 from dp2_keras.sampling import padded_size
 
 keras = _keras.keras
-
-_STRATEGIES = {"vectorized": per_example.vectorized, "loop": per_example.loop}
 
 
 class PrivateTraining(AccountedTraining):
@@ -38,6 +36,7 @@ class PrivateTraining(AccountedTraining):
     method = "vectorized"
     diagnostics = True
     _diagnostics = None
+    _plan = None
     _step_checked = False
     _traced_constants = None
     _jit_clipped_sum = False
@@ -67,7 +66,10 @@ class PrivateTraining(AccountedTraining):
                 time. Changes nothing else. Defaults to the whole batch.
             method: "vectorized" computes all examples of a chunk at once, and unrolls
                 recurrent layers over time. "loop" takes them one by one: slow, in the
-                memory of one, for sequences too long to unroll.
+                memory of one, for sequences too long to unroll. "ghost" runs a real batch
+                and finds the norms without the gradients, in the memory of plain training.
+                "auto" is ghost where the model allows it, else vectorized;
+                `privacy_plan()` says which, and why.
             diagnostics: log `phase`, `clipped_fraction` and `scaled_norm`, which
                 epsilon does not cover. Defaults to True.
             **kwargs: as in Keras.
@@ -82,15 +84,15 @@ class PrivateTraining(AccountedTraining):
         validation.check_loss(loss)
         if physical_batch_size is not None:
             _checks.positive_integer(physical_batch_size=physical_batch_size)
-        if method not in _STRATEGIES:
-            _checks.fail(f"one of {sorted(_STRATEGIES)}", method=method)
+        if method not in methods.METHODS:
+            _checks.fail(f"one of {sorted(methods.METHODS)}", method=method)
         _checks.boolean(diagnostics=diagnostics)
         super().compile(optimizer, loss, *args, **kwargs)
         self.physical_batch_size = physical_batch_size
         self.method = method
         self.diagnostics = diagnostics
         self._diagnostics = Diagnostics() if diagnostics else None
-        self._step_checked = False
+        self._step_checked, self._plan = False, None
         if self.built:
             optimizer.build(self.trainable_variables)  # Else within the first step, traced twice.
         self._idle()
@@ -188,23 +190,27 @@ class PrivateTraining(AccountedTraining):
         validation.check_equal_length(leaves)
         shape = [per_example.batch_size(leaves), _keras.random_source_count(self), 2]
         examples = (leaves, self.optimizer.random_bits(shape))
-        outputs = _Outputs()
+        example_pass = ExamplePass(self, query.variables, data)
+        if self._plan is None:
+            plan = methods.plan(self, self.method)
+            self._plan = methods.confirmed(plan, self.method, example_pass, query.variables, examples)
+        method = self._plan.method
+        example_pass.unroll = method == "vectorized"
+        size = 1 if method == "loop" else self.physical_batch_size
+        strategy, how = methods.STRATEGIES[method], self._compilation()
+        result = per_example.clipped_sum(strategy, example_pass, query, examples, size, **how)
+        return result, example_pass.predictions(result.outputs)
 
-        def gradient_fn(example):
-            leaves, seeds = example
-            batch = iter([t[None] for t in leaves])
-            x, y, sample_weight = tf.nest.map_structure(lambda t: t if t is None else next(batch), data)
-            return self._example_gradients(query.variables, x, y, sample_weight, seeds, outputs)
+    def privacy_plan(self) -> methods.PrivacyPlan:
+        """How the clipped sum is computed, and why: a `PrivacyPlan` to print.
 
-        result = per_example.clipped_sum(
-            _STRATEGIES[self.method],
-            gradient_fn,
-            query,
-            examples,
-            1 if self.method == "loop" else self.physical_batch_size,
-            **self._compilation(),
-        )
-        return result, outputs.unpack(result.outputs)
+        Before the first step it is what the model's layers allow; the first step also
+        finds weights that are used outside their layers, and may change it.
+
+        Raises:
+            ValueError: if the model was compiled with `method="ghost"` and may mix examples.
+        """
+        return self._plan or methods.plan(self, self.method)
 
     def _compilation(self):
         """How the clipped sum is compiled: not at all, or by XLA for a few sizes of batch."""
@@ -215,18 +221,6 @@ class PrivateTraining(AccountedTraining):
             "padded_size": lambda count: padded_size(count, size),
             "compiled": lambda function: tf.function(function, jit_compile=True, autograph=False),
         }
-
-    def _example_gradients(self, variables, x, y, sample_weight, seeds, outputs):
-        """Gradients of one example's loss, and its predictions."""
-        sources = [_keras.native(v) for v in variables]
-        unrolled = _keras.unrolled(self) if self.method == "vectorized" else contextlib.nullcontext()
-        with _keras.constant_regularizers(self), unrolled:
-            with _keras.example_scope(self, seeds), tf.GradientTape() as tape:
-                y_pred = _keras.forward(self, x)
-                loss = _keras.compute_loss(self._loss_owner(), x, y, y_pred, sample_weight)
-                loss = tf.reduce_sum(loss)
-        gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
-        return [tf.convert_to_tensor(g) for g in gradients], outputs.pack(y_pred)
 
     def _regularization_gradients(self, query):
         if not _keras.regularizer_count(self):
@@ -242,7 +236,7 @@ class PrivateTraining(AccountedTraining):
             return
         validation.check_tensors(data)
         validation.check_step(self, self._loss_owner(), data)
-        self._step_checked = True
+        self._step_checked, self._plan = True, None
 
     def collect_norms(self) -> None:
         """Keeps the norms of each epoch from now on, for `norm_quantiles`."""
@@ -264,30 +258,6 @@ class PrivateTraining(AccountedTraining):
 def _tensors(data):
     """The flat tensors of (x, y, sample_weight)."""
     return [tf.convert_to_tensor(t) for t in tf.nest.flatten(data) if t is not None]
-
-
-class _Outputs:
-    """Takes predictions and their masks through a map over examples."""
-
-    def pack(self, y_pred):
-        """The flat tensors of one example's predictions, without the batch axis."""
-        flat = tf.nest.flatten(y_pred)
-        for tensor in flat:
-            if tensor.shape.rank is not None and (tensor.shape.rank == 0 or tensor.shape[0] not in (1, None)):
-                raise ValueError(
-                    "Each output of the model must have the batch as its first axis. Received: an "
-                    f"output of shape {tensor.shape} for a batch of one"
-                )
-        masks = [_keras.mask_of(tensor) for tensor in flat]
-        self._structure, self._masked = y_pred, [mask is not None for mask in masks]
-        return [t[0] for t in flat + [mask for mask in masks if mask is not None]]
-
-    def unpack(self, flat):
-        """The predictions of the batch, as the model nests them."""
-        count = len(self._masked)
-        tensors, masks = list(flat[:count]), iter(flat[count:])
-        tensors = [_keras.set_mask(t, next(masks)) if m else t for t, m in zip(tensors, self._masked)]
-        return tf.nest.pack_sequence_as(self._structure, tensors)
 
 
 def _check_optimizer(optimizer):

@@ -19,7 +19,7 @@ ROUNDING = 1 + 1e-5
 
 def query(scales=None, clip=1.0):
     variables = [tf.Variable(tf.zeros([2, 3])), tf.Variable(tf.zeros([4]))]
-    return ClippingQuery(variables, scales, clip)
+    return ClippingQuery(variables, scales and (lambda: scales), clip)
 
 
 def clip(query, rows, mask=None):

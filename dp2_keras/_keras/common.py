@@ -48,6 +48,11 @@ def flatten_layers(model):
     return list(model._flatten_layers())
 
 
+def sublayers(layer):
+    """The layers that a layer holds, one level down."""
+    return list(layer._flatten_layers(recursive=False, include_self=False))
+
+
 def recurrent_layers(model):
     """The layers that loop over time."""
     return [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.RNN)]
@@ -56,6 +61,17 @@ def recurrent_layers(model):
 def wants_jit(model):
     """Whether the model was compiled for XLA."""
     return bool(model.jit_compile)
+
+
+def may_draw(layer):
+    """Whether a layer may draw random numbers; recurrent ones hold a generator they may not use."""
+    quiet = lambda part: getattr(part, "dropout", 1) == getattr(part, "recurrent_dropout", 1) == 0  # noqa: E731
+    return any(holds_generator(part) and not quiet(part) for part in flatten_layers(layer))
+
+
+def holds_generator(layer):
+    """Whether a layer has a generator of random numbers of its own."""
+    return bool(getattr(layer, "_seed_generators", None)) or hasattr(layer, "_random_generator")
 
 
 def mask_of(tensor):

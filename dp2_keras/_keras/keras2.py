@@ -102,6 +102,28 @@ def _seed_sequence(seed):
     return next_seed
 
 
+@contextlib.contextmanager
+def substituted(layer, values):
+    tensors = {id(variable): tensor for variable, tensor in values}
+    holders = [vars(part) for part in flatten_layers(layer)]
+    found = [(h, name, v) for h in holders for name, v in h.items() if id(v) in tensors]
+    for holder, name, variable in found:
+        holder[name] = tensors[id(variable)]
+    try:
+        yield
+    finally:
+        for holder, name, variable in found:
+            holder[name] = variable
+
+
+def own_trainable_variables(layer):
+    return layer._trainable_weights if layer.trainable else []
+
+
+def call_function(layer):
+    return layer.call if tf.executing_eagerly() else layer._autographed_call()
+
+
 def unrolled(model):
     recurrent = recurrent_layers(model)
     fused = [layer for layer in recurrent if hasattr(layer, "_could_use_gpu_kernel")]
@@ -117,6 +139,18 @@ def added_losses(layer):
 
 def operations(model):
     return model.layers
+
+
+def operation_name(operation):
+    return getattr(operation, "symbol", type(operation).__name__).split(".")[-1].lower()
+
+
+def operation_calls(operation):
+    return [((n.call_args, n.call_kwargs), n.outputs) for n in operation._inbound_nodes]
+
+
+def is_symbolic(value):
+    return isinstance(value, keras.__internal__.KerasTensor)
 
 
 def sequential_layers(model):

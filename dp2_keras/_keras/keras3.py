@@ -90,6 +90,27 @@ def example_scope(model, seeds):
         yield
 
 
+def substituted(layer, values):
+    """Inside, a layer reads these values for its variables.
+
+    Args:
+        layer: the layer.
+        values: list of (variable, tensor).
+    """
+    del layer  # Whoever asks for the variable gets the value.
+    return keras.StatelessScope(state_mapping=values)
+
+
+def own_trainable_variables(layer):
+    """The trainable variables of a layer that belong to none of its sublayers."""
+    return layer._trainable_variables if layer.trainable else []
+
+
+def call_function(layer):
+    """What `layer(...)` calls once inputs are cast."""
+    return layer.call
+
+
 def unrolled(model):
     """Inside, recurrent layers unroll over time, which `vectorized_map` can take."""
     recurrent = recurrent_layers(model)
@@ -107,6 +128,22 @@ def added_losses(layer):
 def operations(model):
     """Layers and operations that one call of the model runs, nested models left whole."""
     return model.operations if isinstance(model, Functional) else model.layers
+
+
+def operation_name(operation):
+    """What an operation of a functional model does, in lower case; of a layer, its class."""
+    return type(operation).__name__.lower()
+
+
+def operation_calls(operation):
+    """Pairs of the arguments and the output of each symbolic call of an operation."""
+    nodes = operation._inbound_nodes
+    return [((n.arguments.args, n.arguments.kwargs), n.outputs[0]) for n in nodes]
+
+
+def is_symbolic(value):
+    """Whether this stands for a tensor of a functional model."""
+    return isinstance(value, keras.KerasTensor)
 
 
 def sequential_layers(model):

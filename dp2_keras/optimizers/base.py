@@ -168,7 +168,9 @@ class PrivateOptimizer(_keras.Optimizer):
         self._check_can_step(variables)
         self.ensure_built(variables)
         clip = self._by_phase(self._clip(Phase.SGD), self._clip(Phase.ADAPTIVE))
-        self._open_query = ClippingQuery(variables, self._scales_before_noise(variables), clip)
+        scales = (lambda: [self._scale(v) for v in variables]) if self.is_delayed else None
+        adaptive = self.schedule.is_adaptive(self._step())
+        self._open_query = ClippingQuery(variables, scales, clip, adaptive)
         return self._open_query
 
     def finish_step(self, clipped: ClippedSum, regularization: Sequence | None = None) -> None:
@@ -249,13 +251,6 @@ class PrivateOptimizer(_keras.Optimizer):
         for gradient, variable in zip(gradients, variables):
             share = gradient * tf.cast(in_sgd_phase, gradient.dtype)
             self._state(self._gradient_sums, variable).assign_add(share)
-
-    def _scales_before_noise(self, variables):
-        if not self.is_delayed:
-            return None
-        adaptive = self.schedule.is_adaptive(self._step())
-        scales = [self._scale(v) for v in variables]
-        return [tf.where(adaptive, s, tf.ones_like(s)) for s in scales]
 
     def _scale(self, variable):
         second_moment = tf.convert_to_tensor(self._state(self._second_moments, variable))

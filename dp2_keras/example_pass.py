@@ -1,0 +1,95 @@
+"""The forward pass and the loss of a model, on one example or on a batch of them.
+
+    loss_i = the compiled loss of a batch of one, example i
+
+Predictions travel as a flat list of tensors, their Keras masks behind them, because a
+map over examples takes nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import tensorflow as tf
+
+from dp2_keras import _keras
+
+
+class ExamplePass:
+    """A model, and the structure of its data.
+
+    An example is (leaves, seeds): the tensors of its row of data, flat, and the random
+    words of its random layers. A batch of examples has one more axis, in front.
+
+    Args:
+        model: the private model.
+        variables: what gradients are taken of.
+        data: (x, y, sample_weight), for their structure.
+        unroll: make recurrent layers unroll over time, as a vectorized map needs.
+    """
+
+    def __init__(self, model, variables, data, unroll=False):
+        self.model, self.unroll = model, unroll
+        self._sources = [_keras.native(v) for v in variables]
+        self._data = data
+
+    def __call__(self, example):
+        """The gradients of one example's loss, and its predictions."""
+        leaves, seeds = example
+        x, y, sample_weight = self._pack([t[None] for t in leaves])
+        with self._scope(seeds), tf.GradientTape() as tape:
+            y_pred = _keras.forward(self.model, x)
+            loss = self._loss(x, y, y_pred, sample_weight)
+        gradients = tape.gradient(loss, self._sources, unconnected_gradients="zero")
+        return [tf.convert_to_tensor(g) for g in gradients], [t[0] for t in self._flatten(y_pred, 1)]
+
+    def outputs(self, examples):
+        """The predictions for a real batch; the first example's words seed the random layers."""
+        leaves, seeds = examples
+        x, _, _ = self._pack(leaves)
+        with self._scope(seeds[0]):
+            return self._flatten(_keras.forward(self.model, x), leaves[0].shape[0])
+
+    def losses(self, examples, outputs):
+        """The vector of the examples' losses, from the predictions for a real batch."""
+
+        def loss(row):
+            (leaves, seeds), outputs = row
+            x, y, sample_weight = self._pack([t[None] for t in leaves])
+            with self._scope(seeds):
+                return self._loss(x, y, self.predictions([t[None] for t in outputs]), sample_weight)
+
+        return tf.vectorized_map(loss, (examples, outputs), warn=False)
+
+    def predictions(self, outputs):
+        """What the model put out, as it nests it."""
+        count = len(self._masked)
+        tensors, masks = list(outputs[:count]), iter(outputs[count:])
+        tensors = [_keras.set_mask(t, next(masks)) if m else t for t, m in zip(tensors, self._masked)]
+        return tf.nest.pack_sequence_as(self._structure, tensors)
+
+    def _pack(self, leaves):
+        leaves = iter(leaves)
+        return tf.nest.map_structure(lambda t: t if t is None else next(leaves), self._data)
+
+    def _flatten(self, y_pred, examples):
+        flat = tf.nest.flatten(y_pred)
+        for tensor in flat:
+            if tensor.shape.rank is not None and not tensor.shape[:1].is_compatible_with([examples]):
+                raise ValueError(
+                    "Each output of the model must have the batch as its first axis. Received: an "
+                    f"output of shape {tensor.shape} for a batch of {examples}"
+                )
+        masks = [_keras.mask_of(tensor) for tensor in flat]
+        self._structure, self._masked = y_pred, [mask is not None for mask in masks]
+        return flat + [mask for mask in masks if mask is not None]
+
+    def _loss(self, x, y, y_pred, sample_weight):
+        owner = self.model._loss_owner()
+        return tf.reduce_sum(_keras.compute_loss(owner, x, y, y_pred, sample_weight))
+
+    @contextlib.contextmanager
+    def _scope(self, seeds):
+        unrolled = _keras.unrolled(self.model) if self.unroll else contextlib.nullcontext()
+        with _keras.constant_regularizers(self.model), unrolled, _keras.example_scope(self.model, seeds):
+            yield

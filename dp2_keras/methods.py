@@ -1,0 +1,115 @@
+"""How the clipped sum is computed: which method, for which layer, and why.
+
+    vectorized   every example a batch of its own, all in one vectorized graph
+    loop         every example a batch of its own, one after another
+    ghost        one real batch; norms from what layers were given and put out
+    auto         ghost where the model allows it, else vectorized
+
+All give the same sum, to rounding. Ghost needs a model whose every operation treats the
+examples of a batch apart, and whose weights are used in their own layers only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from dp2_keras import operations, per_example
+from dp2_keras.per_example import capture
+from dp2_keras.per_example.ghost import backward
+from dp2_keras.per_example.layers import default_registry
+
+STRATEGIES = {"ghost": per_example.ghost, "loop": per_example.loop, "vectorized": per_example.vectorized}
+METHODS = ("auto", *STRATEGIES)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerPlan:
+    """How one layer's part in the norms is found.
+
+    Attributes:
+        name: the layer's.
+        kind: the layer's class.
+        how: "formula", or "made": its gradients are made, a block of examples at a time.
+        why: the reason for the latter.
+    """
+
+    name: str
+    kind: str
+    how: str
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+    """What `model.privacy_plan()` gives; print it.
+
+    Attributes:
+        method: "ghost", "loop" or "vectorized".
+        why: what led to it.
+        layers: for ghost, a `LayerPlan` per layer with trainable weights.
+    """
+
+    method: str
+    why: str
+    layers: tuple[LayerPlan, ...] = ()
+
+    def __str__(self):
+        rows = [f"  {layer.name} ({layer.kind}): {layer.how} {layer.why}".rstrip() for layer in self.layers]
+        return "\n".join([f"{self.method}: {self.why}", *rows])
+
+
+def plan(model, method: str) -> PrivacyPlan:
+    """Chooses by looking at the model.
+
+    Args:
+        model: a private model.
+        method: what `compile` was given.
+
+    Raises:
+        ValueError: if `method` is "ghost" and the model may mix examples.
+    """
+    if method in ("loop", "vectorized"):
+        return PrivacyPlan(method, "as compiled")
+    try:
+        operations.check(model._loss_owner(), recurrent=True)
+    except ValueError as error:
+        if method == "ghost":
+            raise
+        return PrivacyPlan("vectorized", str(error))
+    units = capture.units(model, default_registry())
+    return PrivacyPlan("ghost", _WHY_GHOST[method], tuple(_layer_plan(unit) for unit in units))
+
+
+_WHY_GHOST = {
+    "auto": "every operation is known to treat the examples of a batch apart",
+    "ghost": "as compiled",
+}
+
+
+def confirmed(plan: PrivacyPlan, method: str, example_pass, variables, examples) -> PrivacyPlan:
+    """The plan, or vectorized where "auto" chose ghost and its pass cannot be traced.
+
+    Args:
+        plan: what `plan` gave.
+        method: what `compile` was given.
+        example_pass, variables, examples: what the pass is to run on.
+    """
+    if method != "auto" or plan.method != "ghost":
+        return plan
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), examples)
+    trace = tf.function(lambda e: backward(example_pass, variables, e)[-1], autograph=False)
+    try:
+        with tf.init_scope():
+            trace.get_concrete_function(specs)
+    except ValueError as error:
+        return PrivacyPlan("vectorized", str(error))
+    return plan
+
+
+def _layer_plan(unit):
+    name, kind = unit.layer.name, type(unit.layer).__name__
+    if unit.kind is not None:
+        return LayerPlan(name, kind, "formula")
+    return LayerPlan(name, kind, "made", f"({default_registry().why_not(unit.layer)})")

@@ -1,0 +1,77 @@
+"""Conv1D, Conv2D, Conv3D: y_p = sum_k patch[p, k] W[k] + b, over groups of channels apart.
+
+    g_W[k] = sum_p patch[p, k] d_p^T,    g_b = sum_p d_p
+
+The patches of a block of examples are made with its gradients. The sum over examples is
+TensorFlow's own gradient of a convolution, and makes none.
+"""
+
+import math
+
+import tensorflow as tf
+
+from dp2_keras import _keras
+from dp2_keras.per_example.contributions import Bilinear
+from dp2_keras.per_example.layers import sums
+from dp2_keras.per_example.layers.patches import Window, size_of
+from dp2_keras.per_example.layers.registry import LayerKind
+
+
+class Convolution(Bilinear):
+    """The kernel's gradients, from inputs [n, *space, in] and d [n, *positions, out]."""
+
+    def __init__(self, window, inputs, d, shape):
+        super().__init__([inputs, d], shape)
+        self.window, self.groups = window, inputs.shape[-1] // shape[-2]
+
+    def gradients(self, inputs, d):
+        positions = [size_of(d, axis) for axis in range(1, d.shape.rank - 1)]
+        patches = self.window.patches(inputs, positions)
+        patches = tf.reshape(patches, [*_front(patches), self.window.count, self.groups, self.shape[-2]])
+        d = tf.reshape(d, [*_front(patches), self.groups, self.shape[-1] // self.groups])
+        return tf.reshape(tf.einsum("npkgi,npgo->nkigo", patches, d), [-1, *self.shape])
+
+    def total(self, inputs, d):
+        kernel = tf.zeros(self.shape, d.dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            outputs = self._convolved(inputs, kernel)
+        return tape.gradient(outputs, kernel, output_gradients=d)
+
+    def _convolved(self, inputs, kernel):
+        window, padding = self.window, self.window.padding.upper()
+        if padding == "CAUSAL":
+            reach = (window.size[0] - 1) * window.dilations[0]
+            inputs, padding = tf.pad(inputs, [[0, 0], [reach, 0], [0, 0]]), "VALID"
+        return tf.nn.convolution(inputs, kernel, window.strides, padding, dilations=window.dilations)
+
+    def weighted_sum(self, factors, kept):
+        if self.groups > 1:  # No kernel on a CPU.
+            return super(Bilinear, self).weighted_sum(factors, kept)
+        return super().weighted_sum(factors, kept)
+
+    def elements(self):
+        seen = self.operands[1].shape[1:-1].num_elements() or 0
+        return math.prod(self.shape) + seen * self.window.count * self.operands[0].shape[-1]
+
+
+def contributions(layer, inputs, d):
+    """Those of the kernel and the bias."""
+    kernel = Convolution(Window.of(layer), inputs, d, layer.kernel.shape)
+    return {"kernel": kernel, "bias": sums.bias(d, [layer.filters])}
+
+
+def refuses(layer):
+    """Channels must come last, as they must on a CPU."""
+    return None if layer.data_format == "channels_last" else "its channels do not come last"
+
+
+def _front(patches):
+    return [tf.shape(patches)[0], size_of(patches, 1)]
+
+
+def register(registry):
+    """Adds the convolutions."""
+    layers = _keras.keras.layers
+    for layer_class in (layers.Conv1D, layers.Conv2D, layers.Conv3D):
+        registry.register(layer_class, LayerKind(("kernel", "bias"), contributions, refuses))

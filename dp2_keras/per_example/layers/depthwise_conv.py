@@ -1,0 +1,46 @@
+"""DepthwiseConv1D and 2D: y_p[c, m] = sum_k patch[p, k, c] W[k, c, m] + b[c, m].
+
+g_W[k, c, m] = sum_p patch[p, k, c] d_p[c, m],    g_b = sum_p d_p
+"""
+
+import math
+
+import tensorflow as tf
+
+from dp2_keras import _keras
+from dp2_keras.per_example.contributions import Contribution
+from dp2_keras.per_example.layers import conv, sums
+from dp2_keras.per_example.layers.patches import Window, size_of
+from dp2_keras.per_example.layers.registry import LayerKind
+
+
+class DepthwiseConvolution(Contribution):
+    """The kernel's gradients, from inputs [n, *space, c] and d [n, *positions, c * m]."""
+
+    def __init__(self, window, inputs, d, shape):
+        super().__init__([inputs, d], shape)
+        self.window = window
+
+    def gradients(self, inputs, d):
+        positions = [size_of(d, axis) for axis in range(1, d.shape.rank - 1)]
+        patches = self.window.patches(inputs, positions)
+        d = tf.reshape(d, [tf.shape(d)[0], size_of(patches, 1), *self.shape[-2:]])
+        return tf.reshape(tf.einsum("npkc,npcm->nkcm", patches, d), [-1, *self.shape])
+
+    def elements(self):
+        seen = self.operands[1].shape[1:-1].num_elements() or 0
+        return math.prod(self.shape) + seen * self.window.count * self.operands[0].shape[-1]
+
+
+def contributions(layer, inputs, d):
+    """Those of the kernel, whose name is not the same in both Keras generations, and the bias."""
+    shape = getattr(layer, "kernel" if hasattr(layer, "kernel") else "depthwise_kernel").shape
+    kernel = DepthwiseConvolution(Window.of(layer), inputs, d, shape)
+    return {"kernel": kernel, "depthwise_kernel": kernel, "bias": sums.bias(d, [d.shape[-1]])}
+
+
+def register(registry):
+    """Adds the depthwise convolutions."""
+    kind = LayerKind(("kernel", "depthwise_kernel", "bias"), contributions, conv.refuses)
+    for name in ("DepthwiseConv1D", "DepthwiseConv2D"):
+        registry.register(getattr(_keras.keras.layers, name), kind)
