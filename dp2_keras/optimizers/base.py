@@ -489,7 +489,7 @@ def _refuse_arguments(optimizer, arguments):
     for name, value in arguments.items():
         if name not in _REFUSED:
             raise TypeError(f"{optimizer} has no argument `{name}`. Received: {name}={value!r}")
-        if value is not None:
+        if value is not None and (name, value) != ("gradient_accumulation_steps", 1):
             raise ValueError(f"`{name}` {_REFUSED[name]}. Received: {name}={value!r}")
 
 

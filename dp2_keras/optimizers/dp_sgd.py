@@ -18,7 +18,8 @@ class DPSGD(PrivateOptimizer):
         l2_norm_clip: C, the largest norm an example's gradient may have.
         noise_multiplier: sigma, the noise's deviation in units of C.
         **kwargs: `expected_batch_size`, `noise_seed`, `weight_decay`, `use_ema`,
-            `ema_momentum`, `ema_overwrite_frequency`, `name`: see `PrivateOptimizer`.
+            `ema_momentum`, `ema_overwrite_frequency`, `num_microbatches`, `name`: see
+            `PrivateOptimizer`.
 
     Raises:
         ValueError: for a value out of range.
