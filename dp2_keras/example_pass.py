@@ -50,16 +50,31 @@ class ExamplePass:
         with self._scope(seeds[0]):
             return self._flatten(_keras.forward(self.model, x), leaves[0].shape[0])
 
-    def losses(self, examples, outputs):
-        """The vector of the examples' losses, from the predictions for a real batch."""
+    def output_gradients(self, examples, outputs):
+        """The gradient of each example's own loss at its predictions, like `outputs`.
 
-        def loss(row):
+        Taken inside the map: XLA would compile the gradient of a map anew in every step.
+
+        Raises:
+            ValueError: if the loss depends on a weight other than through the predictions.
+        """
+
+        def gradients(row):
             (leaves, seeds), outputs = row
             x, y, sample_weight = self._pack([t[None] for t in leaves])
-            with self._scope(seeds):
-                return self._loss(x, y, self.predictions([t[None] for t in outputs]), sample_weight)
+            with self._scope(seeds), tf.GradientTape() as tape:
+                tape.watch([t for t in outputs if t.dtype.is_floating])
+                y_pred = self.predictions([t[None] for t in outputs])
+                loss = self._loss(x, y, y_pred, sample_weight)
+            found = tape.gradient(loss, [*outputs, *self._sources])
+            if any(g is not None for g in found[len(outputs) :]):
+                raise ValueError(
+                    "The loss reads a weight of the model, which only the methods that give each example "
+                    'a batch of its own can follow: compile the model with `method="vectorized"`.'
+                )
+            return [tf.zeros_like(t) if g is None else g for t, g in zip(outputs, found)]
 
-        return tf.vectorized_map(loss, (examples, outputs), warn=False)
+        return tf.vectorized_map(gradients, (examples, outputs), warn=False)
 
     def predictions(self, outputs):
         """What the model put out, as it nests it."""

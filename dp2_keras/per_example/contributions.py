@@ -77,8 +77,11 @@ class Direct(Contribution):
     def gradients(self, gradients):
         return gradients
 
-    def elements(self):
-        return 0  # They exist.
+    def squared_norms(self, scale):
+        return privatizer.squared_norms(privatizer.scale_by(self.operands[0], scale))
+
+    def weighted_sum(self, factors, kept):
+        return privatizer.weighted_sum(factors, self.operands[0], kept)
 
 
 class Bilinear(Contribution):

@@ -27,7 +27,7 @@ def ghost(example_pass, query, examples, mask):
     """Clips and sums a chunk of examples; see `chunks.clipped_sum`.
 
     Args:
-        example_pass: gives the `outputs` of a batch, and the `losses` of its examples.
+        example_pass: gives the `outputs` of a batch, and their `output_gradients`.
         query, examples, mask: as for the other strategies.
 
     Raises:
@@ -45,9 +45,10 @@ def backward(example_pass, variables, examples):
     with tf.GradientTape() as tape:
         with capture.recorded(units, tape) as calls:
             outputs = example_pass.outputs(examples)
-        losses = example_pass.losses(examples, outputs)
+    at_outputs = example_pass.output_gradients(examples, outputs)
+    targets, at_targets = zip(*[(t, d) for t, d in zip(outputs, at_outputs) if t.dtype.is_floating])
     recorded, weights = [call.output for call in calls], [_keras.native(v) for v in variables]
-    gradients = tape.gradient(losses, recorded + weights)
+    gradients = tape.gradient(targets, recorded + weights, output_gradients=at_targets)
     _check_bypass(variables, gradients[len(recorded) :])
     return calls, gradients[: len(recorded)], outputs
 
@@ -100,7 +101,9 @@ def _in_compute_dtype(tensor):
 
 def _clip(query, parts, scales, mask):
     """The clipped sums, and the norms, of what the parts hold."""
-    joined = {n: None if scales is None else _joined([scales[k] for k in n]) for n in parts}
+    joined = dict.fromkeys(parts)
+    if scales is not None:
+        joined = {n: _joined([scales[k] for k in n], part.shape) for n, part in parts.items()}
     zeros = tf.zeros(tf.shape(mask), tf.float64)
     squared = sum((part.squared_norms(joined[n]) for n, part in parts.items()), zeros)
     factors, kept, norms = query.factors(squared, mask)
@@ -112,9 +115,9 @@ def _clip(query, parts, scales, mask):
     return values, norms
 
 
-def _joined(tensors):
-    """One tensor as it is; several as one vector."""
-    return tensors[0] if len(tensors) == 1 else tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+def _joined(tensors, shape):
+    """All entries of some tensors, in one of that shape."""
+    return tf.reshape(tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0), shape)
 
 
 def _split(total, like):

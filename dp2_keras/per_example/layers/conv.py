@@ -43,7 +43,8 @@ class Convolution(Bilinear):
         if padding == "CAUSAL":
             reach = (window.size[0] - 1) * window.dilations[0]
             inputs, padding = tf.pad(inputs, [[0, 0], [reach, 0], [0, 0]]), "VALID"
-        return tf.nn.convolution(inputs, kernel, window.strides, padding, dilations=window.dilations)
+        layout = {1: "NWC", 2: "NHWC", 3: "NDHWC"}[len(window.size)]  # Conv3D's gradient asks for it.
+        return tf.nn.convolution(inputs, kernel, window.strides, padding, layout, window.dilations)
 
     def weighted_sum(self, factors, kept):
         if self.groups > 1:  # No kernel on a CPU.
