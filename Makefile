@@ -3,14 +3,18 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 PIP = pip install --quiet --disable-pip-version-check
+PYTEST_ARGS ?= -m "not slow"
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-modern test-classic lint format clean
+.PHONY: demo test test-slow test-modern test-classic lint format clean
 
 demo: $(VENV)/demo/ready
 	$(VENV)/demo/bin/python examples/demo.py
 
 test: lint test-modern test-classic
+
+test-slow:
+	$(MAKE) test-modern test-classic PYTEST_ARGS="-m slow"
 
 test-modern: $(VENV)/modern/ready
 	$(VENV)/modern/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)

@@ -186,5 +186,6 @@ def unwrap(model: keras.Model) -> keras.Model:
                 f"with plain layers, to be unwrapped; '{layer.name}' ({type(layer).__name__}) is private "
                 "by itself. Export it for serving with `model.export(path)`."
             )
-    object.__setattr__(plain, _ACCOUNT, model.account())
+    if isinstance(model, PrivateTraining):
+        object.__setattr__(plain, _ACCOUNT, model.account())
     return plain
