@@ -119,8 +119,9 @@ class Outer(Bilinear):
         super().__init__([a, d], shape)
 
     def gradients(self, a, d):
-        product = tf.einsum("ni,no->nio" if a.shape.rank == 2 else "nti,nto->nio", a, d)
-        return tf.reshape(product, [-1, *self.shape])
+        if a.shape.rank == 2:
+            a, d = a[:, None], d[:, None]
+        return tf.reshape(tf.matmul(a, d, transpose_a=True), [-1, *self.shape])
 
     def total(self, a, d):
         a, d = (tf.reshape(t, [-1, t.shape[-1]]) for t in (a, d))

@@ -27,9 +27,12 @@ class Convolution(Bilinear):
     def gradients(self, inputs, d):
         positions = [size_of(d, axis) for axis in range(1, d.shape.rank - 1)]
         patches = self.window.patches(inputs, positions)
-        patches = tf.reshape(patches, [*_front(patches), self.window.count, self.groups, self.shape[-2]])
-        d = tf.reshape(d, [*_front(patches), self.groups, self.shape[-1] // self.groups])
-        return tf.reshape(tf.einsum("npkgi,npgo->nkigo", patches, d), [-1, *self.shape])
+        front, offsets, groups = [tf.shape(d)[0], size_of(patches, 1)], self.window.count, self.groups
+        patches = tf.reshape(patches, [*front, offsets, groups, self.shape[-2]])
+        patches = tf.reshape(tf.transpose(patches, [0, 3, 2, 4, 1]), [front[0], groups, -1, front[1]])
+        d = tf.reshape(d, [*front, groups, self.shape[-1] // groups])
+        product = tf.matmul(patches, tf.transpose(d, [0, 2, 1, 3]))  # [n, groups, offsets * in, out]
+        return tf.reshape(tf.transpose(product, [0, 2, 1, 3]), [-1, *self.shape])
 
     def total(self, inputs, d):
         kernel = tf.zeros(self.shape, d.dtype)
@@ -65,10 +68,6 @@ def contributions(layer, inputs, d):
 def refuses(layer):
     """Channels must come last, as they must on a CPU."""
     return None if layer.data_format == "channels_last" else "its channels do not come last"
-
-
-def _front(patches):
-    return [tf.shape(patches)[0], size_of(patches, 1)]
 
 
 def register(registry):

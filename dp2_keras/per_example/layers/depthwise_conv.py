@@ -25,7 +25,8 @@ class DepthwiseConvolution(Contribution):
         positions = [size_of(d, axis) for axis in range(1, d.shape.rank - 1)]
         patches = self.window.patches(inputs, positions)
         d = tf.reshape(d, [tf.shape(d)[0], size_of(patches, 1), *self.shape[-2:]])
-        return tf.reshape(tf.einsum("npkc,npcm->nkcm", patches, d), [-1, *self.shape])
+        product = tf.matmul(tf.transpose(patches, [0, 3, 2, 1]), tf.transpose(d, [0, 2, 1, 3]))
+        return tf.reshape(tf.transpose(product, [0, 2, 1, 3]), [-1, *self.shape])
 
     def elements(self):
         seen = self.operands[1].shape[1:-1].num_elements() or 0
