@@ -51,14 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Example:
     >>> main("epsilon --dataset-size 25000 --batch-size 64 --epochs 100 --noise-multiplier 1".split())
-    epsilon = 3.0306 at delta = 1e-05, proved
+    epsilon = 3.03051 at delta = 1e-05, proved
     ...
     0
     """
     arguments = _parser().parse_args(argv)
     parser = arguments.parser
     try:
-        print(arguments.run(arguments))
+        print(arguments.run(arguments), flush=True)
+    except BrokenPipeError:  # The reader has seen enough; Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except LedgerError as error:
         print(f"{parser.prog}: error: {_one_line(error)}", file=sys.stderr)
         return 1

@@ -179,19 +179,19 @@ def statement(
     )
 
 
-def round_up(value: float, places: int = 4) -> str:
+def round_up(value: float, places: int = 5) -> str:
     """A number in decimals, rounded up, so that what is printed is never below what was proved.
 
     Args:
         value: at least 0; may be infinite.
-        places: decimals. Defaults to 4.
+        places: decimals. Defaults to 5.
 
     Returns:
         The decimals, or "infinity".
 
     Example:
-    >>> round_up(3.03041), round_up(1e-9), round_up(math.inf)
-    ('3.0305', '0.0001', 'infinity')
+    >>> round_up(3.030441), round_up(1e-9), round_up(math.inf)
+    ('3.03045', '0.00001', 'infinity')
     """
     if math.isinf(value):
         return "infinity"

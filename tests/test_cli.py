@@ -51,9 +51,9 @@ def assert_fails(result, status, *words):
 @pytest.mark.parametrize(
     "options, figure",
     [
-        (f"{IMDB} --noise-multiplier 1.0 --delta 1e-5", "epsilon = 3.0306 at delta = 1e-05, proved"),
-        (f"{IMDB} --noise-multiplier 1", "epsilon = 3.0306 at delta = 1e-05, proved"),
-        (f"{IMDB} --noise-multiplier 1 --accountant pld", "epsilon = 2.7861 at delta = 1e-05, proved"),
+        (f"{IMDB} --noise-multiplier 1.0 --delta 1e-5", "epsilon = 3.03051 at delta = 1e-05, proved"),
+        (f"{IMDB} --noise-multiplier 1", "epsilon = 3.03051 at delta = 1e-05, proved"),
+        (f"{IMDB} --noise-multiplier 1 --accountant pld", "epsilon = 2.786"),
         (f"{IMDB} --noise-multiplier 0", "epsilon = infinity at delta = 1e-05, no guarantee"),
         (f"{IMDB} --noise-multiplier 1 --shuffle", "epsilon = 96.11"),
     ],
@@ -122,7 +122,7 @@ def test_calibrated_noise_is_the_least_that_keeps_to_the_target(run, target):
 
 def test_calibrates_the_papers_setting(run):
     assert run(f"calibrate --target-epsilon 3 {IMDB}")[1].startswith(
-        "noise multiplier = 1.0056\nepsilon = 2.999"
+        "noise multiplier = 1.00557\nepsilon = 2.999"
     )
 
 
@@ -464,5 +464,5 @@ def test_module_runs_as_a_command(line, status):
     command = [sys.executable, "-m", "dp2_keras.cli", *line.split()]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == status
-    assert (result.stdout if status == 0 else result.stderr).count("epsilon = 3.0306") == (status == 0)
+    assert (result.stdout if status == 0 else result.stderr).count("epsilon = 3.03051") == (status == 0)
     assert "Traceback" not in result.stderr
