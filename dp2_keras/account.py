@@ -73,7 +73,7 @@ class Account:
     def __init__(self, ledger: Ledger | None = None):
         self.meter = Meter()
         self._ledger = ledger or Ledger()
-        self._is_open = False
+        self._is_open, self._idle_mechanism = False, None
         self._file = None
 
     @property
@@ -102,7 +102,7 @@ class Account:
 
     def _begin(self, mechanism, sampling, steps, stops_quietly):
         self._ledger.begin(mechanism, sampling)
-        self._is_open = True
+        self._is_open, self._idle_mechanism = True, None if stops_quietly else mechanism
         self.meter.open(steps, stops_quietly)
 
     def close(self) -> None:
@@ -111,15 +111,18 @@ class Account:
             return
         self._ledger.advance(self.meter.steps)
         self._ledger.close()
-        self._is_open = False
+        self._is_open, self._idle_mechanism = False, None
         self.meter.close()
         if self.has_file:
             self._file.settle(self.meter.steps)
 
     def replace(self, ledger: Ledger) -> None:
-        """Takes over the history of weights that were loaded; a run that was open has no step left."""
+        """Takes over the history of weights that were loaded; an epoch that is under way has no step left."""
+        mechanism = self._idle_mechanism
         self.close()
         self._ledger = self._file.ledger.copy() if self.has_file else ledger.copy()
+        if mechanism is not None:
+            self.idle(mechanism)
 
     def use_file(self, path) -> None:
         """Writes all further steps ahead to a file, and takes over what the file has counted.

@@ -234,11 +234,7 @@ class AccountedTraining:
         super().load_own_variables(store)
         file = _keras.h5_file(store)
         if file is not None and LEDGER_NAME in file:
-            self._replace_ledger(Ledger.from_json(bytes(np.asarray(file[LEDGER_NAME])).decode()))
-
-    def _replace_ledger(self, ledger):
-        self.account().replace(ledger)
-        self._idle()
+            self.account().replace(Ledger.from_json(bytes(np.asarray(file[LEDGER_NAME])).decode()))
 
 
 class _LedgerState(tf.train.experimental.PythonState):

@@ -59,7 +59,8 @@ class Meter:
     @property
     def steps(self) -> int:
         """How many steps of the run have started."""
-        return int(self._steps)
+        with tf.init_scope():  # Keras may ask while it traces a model that is saved.
+            return int(self._steps)
 
     @property
     def skipped(self) -> int:

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dp2_keras as dp2
-from dp2_keras.ledger import Ledger, PoissonSampling, ShuffledSampling, UnknownSampling
+from dp2_keras.ledger import PoissonSampling, ShuffledSampling, UnknownSampling
 from dp2_keras.ledger_file import LedgerFile
+from dp2_keras.statement import round_up
 
 KERAS_3 = hasattr(keras, "StatelessScope")
 N, B, DELTA = 40, 8, 1e-2
@@ -229,6 +230,8 @@ def test_weights_without_a_ledger_leave_the_ledger_alone(tmp_path):
     model = model_of()
     fit(model)
     plain = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    plain.fit(X, X, verbose=0)  # Keras 2 wants the state of its metrics too.
     plain.save_weights(tmp_path / "plain.weights.h5")
     model.load_weights(tmp_path / "plain.weights.h5")
     assert model.ledger.steps == 5
@@ -380,6 +383,5 @@ def test_the_statement_is_that_of_the_ledger():
     model = model_of()
     fit(model)
     facts = json.loads(model.privacy_statement(DELTA).to_json())
-    assert f"{model.privacy_spent(DELTA):.3f}"[:4] in str(model.privacy_statement(DELTA))
-    assert Ledger.from_json(model.ledger.to_json()) == model.ledger
-    assert facts
+    assert facts["epsilon"] == model.privacy_spent(DELTA) and facts["steps"] == 5
+    assert f"epsilon = {round_up(model.privacy_spent(DELTA))}" in str(model.privacy_statement(DELTA))

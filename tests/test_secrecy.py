@@ -203,7 +203,8 @@ def train_step_graph(model, path):
     step = tf.function(lambda x, y: model.train_step((x, y)), autograph=False)
     graph = step.get_concrete_function(tf.TensorSpec([None, FEATURES]), tf.TensorSpec([None, 1])).graph
     graph_def = graph.as_graph_def()  # With the functions that it calls.
-    assert any(node.op == "StatelessRandomUniformFullIntV2" for node in graph_def.node)
+    nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
+    assert any(node.op == "StatelessRandomUniformFullIntV2" for node in nodes)
     return [graph_def.SerializeToString(), str(graph_def)]
 
 
