@@ -10,10 +10,13 @@ steps of a run are written there before they may run, so that no crash forgets o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+from collections.abc import Iterable
 
 from dp2_keras.errors import BudgetExhaustedError
-from dp2_keras.ledger import Ledger, Mechanism, UnknownSampling
+from dp2_keras.ledger import Ledger, Mechanism, ShuffledSampling, UnknownSampling
 from dp2_keras.ledger_file import LedgerFile
 from dp2_keras.meter import UNLIMITED, Meter
 
@@ -63,8 +66,9 @@ class Account:
     """Ledger, meter and, if there is one, ledger file of a model.
 
     Example:
+    >>> import dp2_keras as dp2
     >>> account = Account()
-    >>> account.idle(Mechanism("DPSGD", (1.0,), (1.0,)))
+    >>> account.idle(dp2.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0))
     >>> _ = account.meter.count()
     >>> account.ledger.steps
     1
@@ -72,14 +76,16 @@ class Account:
 
     def __init__(self, ledger: Ledger | None = None):
         self.meter = Meter()
+        self.is_open = False
         self._ledger = ledger or Ledger()
-        self._is_open, self._idle_mechanism = False, None
+        self._idle_for = None
+        self._is_fitting = False
         self._file = None
 
     @property
     def ledger(self) -> Ledger:
         """All steps so far, those of the open run too."""
-        if self._is_open:
+        if self.is_open:
             self._ledger.advance(self.meter.steps)
         return self._ledger
 
@@ -88,41 +94,77 @@ class Account:
         """Whether steps are written ahead."""
         return self._file is not None
 
-    def open(self, mechanism: Mechanism, sampling, steps: int = UNLIMITED) -> None:
+    @contextlib.contextmanager
+    def fitting(self):
+        """Inside, only `fit` opens runs."""
+        self.check_not_fitting("fit")
+        self._is_fitting = True
+        try:
+            yield
+        finally:
+            self._is_fitting = False
+            self.close()
+
+    def check_not_fitting(self, method: str) -> None:
+        """Refuses a method that would be counted as a part of the fit under way."""
+        if self._is_fitting:
+            raise RuntimeError(
+                f"`{method}` must not be called while `fit` runs on the same weights: it would be counted "
+                "as a part of it. Call it between fits."
+            )
+
+    def open(self, optimizer, sampling, steps: int = UNLIMITED) -> None:
         """Starts a run of at most `steps` steps, after which the gate closes."""
         self.close()
         if self.has_file:
-            self._file.reserve(mechanism, sampling, steps)
-        self._begin(mechanism, sampling, steps, stops_quietly=True)
+            self._file.reserve(optimizer.mechanism(), sampling, steps)
+        bounded = isinstance(sampling, ShuffledSampling) and sampling.own_data
+        self._begin(optimizer, sampling)
+        self.meter.open(
+            steps,
+            ticket=optimizer.ticket,
+            largest_batch=sampling.batch_size if bounded else UNLIMITED,
+            stops_quietly=True,
+        )
 
-    def idle(self, mechanism: Mechanism) -> None:
+    def idle(self, optimizer) -> None:
         """Between runs: a step that comes nevertheless counts in full, or is refused if there is a file."""
+        if self._is_fitting or self._idle_for is optimizer:
+            return
         self.close()
-        self._begin(mechanism, UnknownSampling(), 0 if self.has_file else UNLIMITED, stops_quietly=False)
+        self._begin(optimizer, UnknownSampling())
+        self._idle_for = optimizer
+        self.meter.open(0 if self.has_file else UNLIMITED, ticket=optimizer.ticket)
 
-    def _begin(self, mechanism, sampling, steps, stops_quietly):
-        self._ledger.begin(mechanism, sampling)
-        self._is_open, self._idle_mechanism = True, None if stops_quietly else mechanism
-        self.meter.open(steps, stops_quietly)
+    def _begin(self, optimizer, sampling):
+        self._ledger.begin(optimizer.mechanism(), sampling)
+        self.is_open = True
 
     def close(self) -> None:
         """Ends the open run and keeps what it took."""
-        if not self._is_open:
+        self._idle_for = None
+        if not self.is_open:
             return
         self._ledger.advance(self.meter.steps)
         self._ledger.close()
-        self._is_open, self._idle_mechanism = False, None
+        self.is_open = False
         self.meter.close()
         if self.has_file:
             self._file.settle(self.meter.steps)
 
-    def replace(self, ledger: Ledger) -> None:
-        """Takes over the history of weights that were loaded; an epoch that is under way has no step left."""
-        mechanism = self._idle_mechanism
+    def take_over(self, ledger: Ledger) -> None:
+        """Adds the history of weights that were loaded, as far as it is not counted here already.
+
+        Nothing is forgotten: what was not loaded, such as the optimizer's state, may still hold it.
+        """
+        optimizer = self._idle_for
         self.close()
-        self._ledger = self._file.ledger.copy() if self.has_file else ledger.copy()
-        if mechanism is not None:
-            self.idle(mechanism)
+        self._ledger = ledger.merged(self._ledger.beyond(ledger))
+        if self.has_file:
+            self._file.add(self._ledger)
+            self._ledger = self._file.ledger.copy()
+        if optimizer is not None:
+            self.idle(optimizer)
 
     def use_file(self, path) -> None:
         """Writes all further steps ahead to a file, and takes over what the file has counted.
@@ -130,9 +172,10 @@ class Account:
         Raises:
             ValueError: if the account writes to another file already.
         """
-        if self._file is not None and self._file.path == path:
+        path = os.path.abspath(path)
+        if self.has_file and self._file.path == path:
             return
-        if self._file is not None:
+        if self.has_file:
             raise ValueError(
                 "`ledger_file` must stay the one that the model has written to. Received: "
                 f"ledger_file={str(path)!r}, after {str(self._file.path)!r}"
@@ -158,3 +201,22 @@ class Account:
 
 def _of_json(document):
     return Account(Ledger.from_json(document))
+
+
+# Models that share a layer share its history: their account is noted in the layers.
+_NAME = "_dp2_keras_account"
+
+
+def note_account(account: Account, layers: Iterable) -> None:
+    """Notes in layers whose account counts their steps. (Keras does not track it, nor save it.)"""
+    for layer in layers:
+        object.__setattr__(layer, _NAME, account)
+
+
+def noted_account(layers: Iterable) -> Account | None:
+    """The account that is noted in layers, or None; several become one, which adds up what they counted."""
+    noted = [vars(layer)[_NAME] for layer in layers if _NAME in vars(layer)]
+    first, *others = list({id(account): account for account in noted}.values()) or [None]
+    for other in others:
+        first.take_over(first.ledger.merged(other.ledger))
+    return first

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
+import warnings
 
 import numpy as np
 import tensorflow as tf
 
 from dp2_keras import _keras, accounting, fitting, validation
-from dp2_keras.account import Account, Budget
+from dp2_keras.account import Account, Budget, note_account, noted_account
 from dp2_keras.callbacks import FitAccount, PrivacyBudget
 from dp2_keras.ledger import LEDGER_NAME, Ledger, PoissonSampling, UnknownSampling
 from dp2_keras.statement import Statement, statement
@@ -30,15 +30,18 @@ class AccountedTraining:
     _account = None
 
     def account(self) -> Account:
-        """The model's account; made when it is first asked for."""
+        """The account of the model's layers; made when it is first asked for."""
         if self._account is None:
-            self.adopt(Account())
+            layers = _keras.flatten_layers(self)
+            self._account = noted_account(layers) or Account()
+            self._ledger_state = _LedgerState(self._account)
+            note_account(self._account, layers)
         return self._account
 
-    def adopt(self, account: Account) -> None:
-        """Takes over the account of a model that has the same weights."""
-        self._account = account
-        self._ledger_state = _LedgerState(account)
+    def release_ledger_file(self) -> None:
+        """Closes the ledger file, so that another model of this process can use it."""
+        self.account().release_file()
+        self._idle()
 
     @property
     def ledger(self) -> Ledger:
@@ -49,6 +52,8 @@ class AccountedTraining:
         self, delta: float | None = None, *, accountant: str = "rdp", neighbors: str = "add_remove"
     ) -> float:
         """What the weights have cost: the proved epsilon of every step that ran.
+
+        Steps of a fit with `assume_poisson=True` are priced by that assumption.
 
         Args:
             delta: above 0 and below 1. Defaults to the largest power of ten that is at most 1 / n.
@@ -143,6 +148,7 @@ class AccountedTraining:
         arguments = _bound(self, (x, y, batch_size, epochs, verbose, callbacks, *args), kwargs)
         if getattr(self, "optimizer", None) is None:
             return super().fit(**arguments)  # Keras says what is missing.
+        self.account().check_not_fitting("fit")
         validation.check_callbacks(callbacks)
         validation.check_ranges(self, x, y)
         plan = fitting.plan(arguments, request, self.optimizer, self._next_step)
@@ -150,12 +156,14 @@ class AccountedTraining:
         self._prepare(plan, budget, ledger_file)
         counter = FitAccount(self.account(), plan, budget)
         try:
-            with _callbacks_with(counter, callbacks, self) as plan.arguments["callbacks"]:
-                return super().fit(**plan.arguments)
+            with self.account().fitting(), _callbacks_with(counter, callbacks, self) as callbacks:
+                return super().fit(**{**plan.arguments, "callbacks": callbacks})
         finally:
             self._idle()
 
-    def train_on_batch(self, *args, sampling=None, dataset_size=None, ledger_file=None, **kwargs):
+    def train_on_batch(
+        self, *args, sampling=None, dataset_size=None, max_batch_size=None, ledger_file=None, **kwargs
+    ):
         """One private step on a batch; otherwise as in Keras.
 
         The ledger counts it as one Gaussian without amplification, because nothing is known of how the
@@ -166,6 +174,7 @@ class AccountedTraining:
             sampling: "poisson" declares that every example is in the batch with probability
                 `expected_batch_size` / `dataset_size`, independently, as `poisson_batches` draws it.
             dataset_size: n, for `sampling="poisson"`.
+            max_batch_size: what `poisson_batches` cut its draws to, if it did.
             ledger_file: as in `fit`.
             **kwargs: as in Keras.
 
@@ -174,37 +183,44 @@ class AccountedTraining:
 
         Raises:
             ValueError: if the declared sampling is incomplete.
+            RuntimeError: while `fit` runs.
         """
         if getattr(self, "optimizer", None) is None:
             return super().train_on_batch(*args, **kwargs)  # Keras says what is missing.
-        is_open = self._open_batch(_declared(sampling, dataset_size, self.optimizer), ledger_file)
+        self.account().check_not_fitting("train_on_batch")
+        self._open_batch(_declared(sampling, dataset_size, max_batch_size, self.optimizer), ledger_file)
         try:
             return super().train_on_batch(*args, **kwargs)
         finally:
-            if is_open:
-                self._idle()
+            self._idle()
 
     def _next_step(self):
         """The step of the next batch; those that are passed over come first."""
         return int(self.optimizer.iterations) - self.account().meter.skipped
 
     def _open_batch(self, sampling, ledger_file):
-        """Opens a run of one step, unless the run of unknown steps between fits will do; whether it did."""
+        """Opens a run of one step, unless the run of unknown steps between fits will do."""
         account = self.account()
         if ledger_file is not None:
-            account.use_file(os.fspath(ledger_file))
+            account.use_file(ledger_file)
         self._retrace_if_changed()
         if sampling is None and not account.has_file:
-            return False
-        account.open(self.optimizer.mechanism(), sampling or UnknownSampling(), steps=1)
-        return True
+            account.idle(self.optimizer)
+        else:
+            account.open(self.optimizer, sampling or UnknownSampling(), steps=1)
 
     def _prepare(self, plan, budget, ledger_file):
         """Everything that must hold before the first step."""
         optimizer, account = self.optimizer, self.account()
         self._step_checked = False
+        note_account(account, _keras.flatten_layers(self))
         if ledger_file is not None:
-            account.use_file(os.fspath(ledger_file))
+            account.use_file(ledger_file)
+        if account.has_file and plan.steps_per_epoch is None and budget.epsilon is None:
+            raise ValueError(
+                "`steps_per_epoch` must be given with a `ledger_file` where the number of batches is not "
+                "known: the steps of an epoch are written before they run. Received: steps_per_epoch=None"
+            )
         optimizer.resolve_batch_size(plan.sampling.batch_size)
         if optimizer.sigma is None:
             optimizer.calibrate(_calibrated(plan, budget, account.ledger, optimizer))
@@ -219,22 +235,35 @@ class AccountedTraining:
         """Between fits, a step counts in full."""
         optimizer = getattr(self, "optimizer", None)
         if optimizer is not None and optimizer.sigma is not None:
-            self.account().idle(optimizer.mechanism())
+            self.account().idle(optimizer)
 
     # The ledger goes where the weights go.
+
+    def save(self, filepath, *args, **kwargs):
+        """Saves the model as in Keras; a `.keras` file has the ledger."""
+        _warn_without_ledger(filepath, str(filepath).endswith(".keras"))
+        return super().save(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath, *args, **kwargs):
+        """Saves the weights as in Keras; a `.weights.h5` file has the ledger, and so has a checkpoint."""
+        name = str(filepath)
+        _warn_without_ledger(filepath, name.endswith(".weights.h5") or not name.endswith((".h5", ".hdf5")))
+        return super().save_weights(filepath, *args, **kwargs)
 
     def save_own_variables(self, store):
         """Saves what Keras does, and the ledger beside it."""
         super().save_own_variables(store)
         document = np.frombuffer(self.ledger.to_json().encode(), np.uint8)
-        _keras.h5_file(store)[LEDGER_NAME] = document
+        file = _keras.h5_file(store)
+        if file is not None and LEDGER_NAME not in file:  # A private model in another comes after it.
+            file[LEDGER_NAME] = document
 
     def load_own_variables(self, store):
         """Loads what Keras does, and the ledger if the file has one."""
         super().load_own_variables(store)
         file = _keras.h5_file(store)
         if file is not None and LEDGER_NAME in file:
-            self.account().replace(Ledger.from_json(bytes(np.asarray(file[LEDGER_NAME])).decode()))
+            self.account().take_over(Ledger.from_json(bytes(np.asarray(file[LEDGER_NAME])).decode()))
 
 
 class _LedgerState(tf.train.experimental.PythonState):
@@ -247,7 +276,16 @@ class _LedgerState(tf.train.experimental.PythonState):
         return self._account.ledger.to_json()
 
     def deserialize(self, document):
-        self._account.replace(Ledger.from_json(tf.compat.as_str(document)))
+        self._account.take_over(Ledger.from_json(tf.compat.as_str(document)))
+
+
+def _warn_without_ledger(path, has_ledger):
+    if not has_ledger:
+        warnings.warn(
+            "This format has no room for the ledger: a model loaded from it does not know what its weights "
+            f"have cost. Save it as `.keras`, or its weights as `.weights.h5`. Received: {path}",
+            stacklevel=3,
+        )
 
 
 def _bound(model, args, kwargs):
@@ -299,9 +337,9 @@ def _calibrated(plan, budget, ledger, optimizer):
     return accounting.least_noise(cost, budget.epsilon)
 
 
-def _declared(sampling, dataset_size, optimizer):
+def _declared(sampling, dataset_size, max_batch_size, optimizer):
     """The sampling that a caller of `train_on_batch` declares, or None."""
-    if sampling is None and dataset_size is None:
+    if sampling is dataset_size is max_batch_size is None:
         return None
     if sampling != "poisson" or dataset_size is None or optimizer.expected_batch_size is None:
         raise ValueError(
@@ -309,4 +347,4 @@ def _declared(sampling, dataset_size, optimizer):
             f"optimizer. Received: sampling={sampling!r}, dataset_size={dataset_size}, "
             f"expected_batch_size={optimizer.expected_batch_size}"
         )
-    return PoissonSampling(dataset_size, optimizer.expected_batch_size, own_data=True)
+    return PoissonSampling(dataset_size, optimizer.expected_batch_size, max_batch_size, own_data=True)

@@ -93,12 +93,20 @@ class FitAccount(_keras.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Opens the epoch's run, with as many steps as the budget pays."""
-        mechanism, sampling = self.model.optimizer.mechanism(), self._plan.sampling
-        planned = self._plan.steps_per_epoch or UNLIMITED
-        paid = self._budget.allowed_steps(self._account.ledger, mechanism, sampling, planned)
-        self._is_cut = paid < planned
-        self._account.open(mechanism, sampling, paid)
+        self._open(self._plan.steps_per_epoch or UNLIMITED)
         self._account.meter.skip(self._steps_taken(epoch))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Opens the run anew where weights, and with them a history, were loaded in the midst of an epoch."""
+        if not self._account.is_open:
+            self._open(max((self._plan.steps_per_epoch or UNLIMITED) - batch, 1))
+
+    def _open(self, planned):
+        optimizer, sampling, ledger = self.model.optimizer, self._plan.sampling, self._account.ledger
+        self._budget.check(ledger, optimizer.mechanism(), sampling)
+        paid = self._budget.allowed_steps(ledger, optimizer.mechanism(), sampling, planned)
+        self._is_cut = paid < planned
+        self._account.open(optimizer, sampling, paid)
 
     def _steps_taken(self, epoch):
         """Steps of this epoch that a restored run has taken; Keras 3 starts the epoch anew."""

@@ -143,7 +143,11 @@ def _own_batches(arguments, request, optimizer):
         n, truncation = request.dataset_size, request.max_batch_size
         return Plan(arguments, PoissonSampling(n, size, truncation, own_data=True), steps)
     _refuse_truncation(request)
-    sampling = ShuffledSampling(request.dataset_size, size, True, request.assume_poisson)
+    stated = _stated_batch_size(arguments)
+    if stated is not None and stated > size:
+        _checks.fail("at least the size of the batches", expected_batch_size=size, batch_size=stated)
+    streamed = arguments["steps_per_epoch"] is not None
+    sampling = ShuffledSampling(request.dataset_size, size, True, request.assume_poisson, streamed)
     return Plan(arguments, sampling, steps)
 
 

@@ -119,6 +119,8 @@ class ShuffledSampling:
         dataset_size: n, the public number of examples.
         batch_size: B.
         own_data: whether the batches came from the user, so that one use in a pass is an assumption.
+        streamed: whether they went on from epoch to epoch, so that a pass may start within a batch and
+            has no more than n // B whole ones.
         assume_poisson: whether the user asked for the price of Poisson sampling, unproved here.
 
     Raises:
@@ -133,10 +135,11 @@ class ShuffledSampling:
     batch_size: int
     own_data: bool = False
     assume_poisson: bool = False
+    streamed: bool = False
 
     def __post_init__(self):
         _checks.positive_integer(dataset_size=self.dataset_size, batch_size=self.batch_size)
-        _checks.boolean(own_data=self.own_data, assume_poisson=self.assume_poisson)
+        _checks.boolean(own_data=self.own_data, assume_poisson=self.assume_poisson, streamed=self.streamed)
         _set_plain(self, "dataset_size", "batch_size")
 
     @property
@@ -154,7 +157,9 @@ class ShuffledSampling:
 
         An epoch of `fit` is a run of its own, because each starts a pass anew.
         """
-        return _ceil_div(steps, self.steps_per_pass)
+        if not self.own_data or (steps <= self.steps_per_pass and not self.streamed):
+            return _ceil_div(steps, self.steps_per_pass)
+        return _ceil_div(steps, max(1, self.dataset_size // self.batch_size))
 
     def releases(self, event, steps, passes, assumed=False):
         """The event and how often it happened; `assumed` prices it as Poisson sampling."""

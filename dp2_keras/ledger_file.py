@@ -226,7 +226,10 @@ def _open_locked(path):
     except BaseException as error:
         file.close()
         if isinstance(error, BlockingIOError):
-            raise BlockingIOError(f"The ledger file {os.fspath(path)!r} is in use by another run.") from None
+            raise BlockingIOError(
+                f"The ledger file {os.fspath(path)!r} is in use by another run. In the same process, "
+                "`model.release_ledger_file()` gives it free."
+            ) from None
         raise
     return file
 

@@ -12,12 +12,18 @@ many. A step that does not run draws no noise, changes no variable and is not co
 from __future__ import annotations
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
-UNLIMITED = 2**62
+from dp2_keras.ledger import MAX_STEPS as UNLIMITED
 
 _CLOSED = (
-    "This step must be counted before it runs, and is not: train with `fit` or `train_on_batch`, which "
-    "write it to the ledger file first."
+    "This step is not one that the model's account counts, so it was not taken: train with `fit` or "
+    "`train_on_batch`. (They write it to the ledger file first, and know the optimizer in use; a function "
+    "that was traced before `compile` does not.)"
+)
+_TOO_LARGE = (
+    "A batch must have at most `expected_batch_size` examples where it is counted as a part of a pass over "
+    "the data. Received: a batch of"
 )
 
 
@@ -35,17 +41,36 @@ class Meter:
 
     def __init__(self):
         with tf.init_scope():
-            self._steps, self._limit, self._skip = (
-                tf.Variable(value, trainable=False, dtype=tf.int64) for value in (0, 0, 0)
+            self._steps, self._limit, self._skip, self._ticket, self._largest_batch = (
+                tf.Variable(value, trainable=False, dtype=tf.int64) for value in (0, 0, 0, -1, UNLIMITED)
             )
             self._stops_quietly = tf.Variable(False, trainable=False)
 
-    def open(self, limit: int = UNLIMITED, stops_quietly: bool = False) -> None:
-        """Starts a run of at most `limit` steps: nothing counted, nothing to skip."""
-        self._steps.assign(0)
-        self._skip.assign(0)
-        self._limit.assign(min(limit, UNLIMITED))
-        self._stops_quietly.assign(stops_quietly)
+    def open(
+        self,
+        limit: int = UNLIMITED,
+        *,
+        ticket: int = 0,
+        largest_batch: int = UNLIMITED,
+        stops_quietly: bool = False,
+    ) -> None:
+        """Starts a run: nothing counted, nothing to skip.
+
+        Args:
+            limit: the most steps it may take.
+            ticket: the number of the optimizer whose steps they are.
+            largest_batch: the most examples that a batch may have.
+            stops_quietly: whether a step at the limit is passed over, rather than an error.
+        """
+        for variable, value in (
+            (self._steps, 0),
+            (self._skip, 0),
+            (self._ticket, ticket),
+            (self._largest_batch, largest_batch),
+            (self._stops_quietly, stops_quietly),
+            (self._limit, min(limit, UNLIMITED)),
+        ):
+            variable.assign(value)
 
     def close(self) -> None:
         """Ends the run: no further step may run."""
@@ -59,26 +84,35 @@ class Meter:
     @property
     def steps(self) -> int:
         """How many steps of the run have started."""
-        with tf.init_scope():  # Keras may ask while it traces a model that is saved.
-            return int(self._steps)
+        return _value(self._steps)
 
     @property
     def skipped(self) -> int:
         """How many steps are still passed over."""
-        return int(self._skip)
+        return _value(self._skip)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether the gate is closed for good."""
-        return int(self._steps) >= int(self._limit)
+        return _value(self._steps) >= _value(self._limit)
 
-    def gate(self) -> tf.Tensor:
-        """Whether this step may run; in the graph, once a step."""
+    def gate(self, ticket: int = 0, examples: tf.Tensor | int = 0) -> tf.Tensor:
+        """Whether this step may run; in the graph, once a step.
+
+        Args:
+            ticket: the number of the step's own optimizer. A graph that was traced with another one
+                than the run's would be counted as what it is not, and is refused.
+            examples: the size of the batch.
+        """
         skipping, paid = self._skip > 0, self._steps < self._limit
-        counted = tf.debugging.Assert(paid | skipping | self._stops_quietly, [_CLOSED])
-        with tf.control_dependencies([] if counted is None else [counted]):
+        small = tf.cast(examples, tf.int64) <= self._largest_batch
+        checks = [
+            tf.debugging.Assert(paid & (self._ticket == ticket) | skipping | self._stops_quietly, [_CLOSED]),
+            tf.debugging.Assert(small, [_TOO_LARGE, examples]),
+        ]
+        with tf.control_dependencies([check for check in checks if check is not None]):
             self._skip.assign_sub(tf.cast(skipping, tf.int64))
-            return paid & tf.logical_not(skipping)
+            return paid & (self._ticket == ticket) & tf.logical_not(skipping)
 
     def count(self) -> tf.Tensor:
         """Counts a step; in the graph, before its update."""
@@ -89,3 +123,9 @@ class Meter:
 
     def __reduce__(self):
         return Meter, ()
+
+
+def _value(variable):
+    """A variable's value, also while a graph is built, as when a model is saved."""
+    with context.eager_mode():
+        return int(variable)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from dp2_keras import _keras
-from dp2_keras.account import Account
 from dp2_keras.training import PrivateTraining, check_overrides
 
 keras = _keras.keras
@@ -112,8 +111,7 @@ class DP2Wrapper(PrivateTraining, keras.Model):
 def make_private(model: keras.Model) -> keras.Model:
     """Makes a Keras model trainable with differential privacy.
 
-    The result shares the layers, and so the weights, of `model`, and the ledger of every private model that
-    was made of it. Compile it with one of
+    The result shares the layers of `model`, and so the weights and their ledger. Compile it with one of
     this package's optimizers and call `fit`; everything else is Keras.
 
     Args:
@@ -132,17 +130,6 @@ def make_private(model: keras.Model) -> keras.Model:
     if isinstance(model, PrivateTraining):
         return model
     check_overrides(type(model), keras.Model)
-    private = _private_twin(model)
-    private.adopt(vars(model).get(_ACCOUNT) or Account())
-    object.__setattr__(model, _ACCOUNT, private.account())
-    return private
-
-
-# Models that share weights share their account, under this name in the plain one.
-_ACCOUNT = "_dp2_keras_account"
-
-
-def _private_twin(model):
     if type(model) is keras.Sequential:
         return DP2Sequential(_keras.sequential_layers(model), name=model.name)
     if type(model) is _keras.Functional:
@@ -186,6 +173,4 @@ def unwrap(model: keras.Model) -> keras.Model:
                 f"with plain layers, to be unwrapped; '{layer.name}' ({type(layer).__name__}) is private "
                 "by itself. Export it for serving with `model.export(path)`."
             )
-    if isinstance(model, PrivateTraining):
-        object.__setattr__(plain, _ACCOUNT, model.account())
     return plain

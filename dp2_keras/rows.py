@@ -37,6 +37,11 @@ class Rows:
         while data and data[-1] is None:
             data = data[:-1]
         columns = [_column(leaf) for leaf in tf.nest.flatten(data)]
+        if any(column is None for column in columns):
+            raise ValueError(
+                "Each of x, y and sample_weight must be given in full or left out, and y with sample_weight. "
+                "Received: None in the place of an array"
+            )
         lengths = [_length(column) for column in columns]
         if len(set(lengths)) != 1:
             raise ValueError(
@@ -98,6 +103,8 @@ def _lists_to_tuples(data):
 
 def _column(leaf):
     """What answers `[rows]`; a sparse tensor as scipy's, of which rows can be taken."""
+    if leaf is None:
+        return None
     if isinstance(leaf, tf.SparseTensor):
         import scipy.sparse
 

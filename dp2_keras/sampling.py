@@ -65,7 +65,7 @@ class PoissonSampler:
         self.max_batch_size = max_batch_size
         self.seed = seed
         self._key = _fresh_key(seed)
-        self._draws = 0
+        self._draws = itertools.count()
 
     def rows(self, step: int) -> np.ndarray:
         """The sorted rows of a step: int64, of any length from 0.
@@ -73,8 +73,7 @@ class PoissonSampler:
         With a seed they are a function of the step, so that a resumed run repeats the
         uninterrupted one. Without, no draw is ever repeated, whatever the step.
         """
-        self._draws += 1
-        counter = step if self.seed is not None else self._draws
+        counter = step if self.seed is not None else next(self._draws)
         rng = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, counter]))
         count = rng.binomial(self.dataset_size, self.batch_size / self.dataset_size)
         rows = rng.choice(self.dataset_size, count, replace=False, shuffle=False)
@@ -173,7 +172,9 @@ def dataset_of(
         for step in itertools.count(first) if steps is None else range(first, first + steps):
             yield rows.take(sampler.rows(step))
 
-    return tf.data.Dataset.from_generator(draw, output_signature=rows.signature()).prefetch(2)
+    count = tf.data.INFINITE_CARDINALITY if steps is None else steps
+    batches = tf.data.Dataset.from_generator(draw, output_signature=rows.signature())
+    return batches.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)
 
 
 def padded_size(count: tf.Tensor, batch_size: int) -> tf.Tensor:

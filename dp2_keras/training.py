@@ -145,7 +145,7 @@ class PrivateTraining(AccountedTraining):
             self._check_step(data)
             self._traced_constants = self._constants()
             with tf.control_dependencies(_tensors(data)):  # No batch, no step.
-                may_run = self.account().meter.gate()
+                may_run = self.account().meter.gate(self.optimizer.ticket, per_example.batch_size(data))
             return self._logs_if(may_run, lambda: self._private_step(data))
         except Exception:
             self.train_function = None  # TensorFlow may call a half-traced function empty.
@@ -153,7 +153,7 @@ class PrivateTraining(AccountedTraining):
 
     def _constants(self):
         """What a traced step holds as constants."""
-        return self.optimizer.batch_size, self.optimizer.sigma
+        return self.optimizer.ticket, self.optimizer.batch_size, self.optimizer.sigma
 
     def _private_step(self, data):
         (x, y, sample_weight), owner = data, self._loss_owner()

@@ -122,7 +122,7 @@ def test_imdb_stops_after_step_38285():
     model = model_of()
     mechanism = model.optimizer.mechanism()
     x = np.zeros((IMDB["dataset_size"], 1), np.float32)
-    model.account().replace(Ledger([Entry(mechanism, PoissonSampling(**IMDB), 38_000)]))
+    model.account().take_over(Ledger([Entry(mechanism, PoissonSampling(**IMDB), 38_000)]))
     model.compile(model.optimizer, loss="mse", steps_per_execution=7)
     budget = dp2.PrivacyBudget(3.0, 1e-5)
     model.fit(x, x, batch_size=64, epochs=3, verbose=0, callbacks=[budget])

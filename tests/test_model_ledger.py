@@ -20,6 +20,7 @@ from dp2_keras.statement import round_up
 
 KERAS_3 = hasattr(keras, "StatelessScope")
 N, B, DELTA = 40, 8, 1e-2
+NOT_COUNTED = "This step is not one that .* account counts"
 X = np.linspace(-1, 1, N).astype(np.float32)[:, None]
 
 
@@ -168,8 +169,9 @@ def test_batches_of_ones_own_are_shuffled_by_assumption():
     batches = tf.data.Dataset.from_tensor_slices((X, X)).shuffle(N).batch(B)
     model.fit(batches, dataset_size=N, epochs=3, verbose=0)
     model.fit(batches.repeat(), steps_per_epoch=12, dataset_size=N, verbose=0)  # Twice and a part.
-    (entry,) = model.ledger.entries
-    assert entry.sampling.own_data and (entry.steps, entry.passes) == (27, 6)
+    anew, stream = model.ledger.entries
+    assert anew.sampling.own_data and (anew.steps, anew.passes) == (15, 3)
+    assert stream.sampling.streamed and (stream.steps, stream.passes) == (12, 3)
 
 
 def test_a_generator_is_a_source_of_ones_own():
@@ -298,6 +300,140 @@ def test_backup_and_restore_takes_no_step_twice(tmp_path, save_freq, after):
     np.testing.assert_array_equal(resumed.get_weights()[0], whole.get_weights()[0])
 
 
+# Nobody's step is counted as another's.
+
+
+def test_models_of_shared_weights_count_their_own_noise():
+    plain = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    loud, quiet = dp2.make_private(plain), dp2.make_private(plain)
+    quiet.compile(optimizer(noise_multiplier=0.1, expected_batch_size=B), loss="mse")
+    loud.compile(optimizer(noise_multiplier=100.0, expected_batch_size=B), loss="mse")
+    quiet.train_on_batch(X[:B], X[:B])
+    (entry,) = loud.ledger.entries
+    assert entry.mechanism.noise_multipliers == (0.1,)
+
+
+def test_an_optimizer_that_was_put_in_place_is_counted_as_itself():
+    model = model_of(lambda: optimizer(expected_batch_size=B))
+    model.train_on_batch(X[:B], X[:B])
+    model.optimizer = optimizer(noise_multiplier=0.5, expected_batch_size=B)
+    model.train_on_batch(X[:B], X[:B])
+    assert [entry.mechanism.noise_multipliers for entry in model.ledger.entries] == [(1.0,), (0.5,)]
+
+
+def test_a_graph_of_another_optimizer_is_refused():
+    model = model_of(lambda: optimizer(noise_multiplier=0.1, expected_batch_size=B))
+    step = tf.function(lambda x: model.train_step((x, x)))
+    step(tf.constant(X[:B]))
+    model.compile(optimizer(noise_multiplier=100.0, expected_batch_size=B), loss="mse")
+    before = model.get_weights()[0]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=NOT_COUNTED):
+        step(tf.constant(X[:B]))
+    np.testing.assert_array_equal(model.get_weights()[0], before)
+    assert model.ledger.steps == 1
+
+
+@pytest.mark.parametrize("call", [lambda m: m.train_on_batch(X, X), fit], ids=["train_on_batch", "fit"])
+def test_a_step_inside_a_fit_is_refused(call):
+    model = model_of(lambda: optimizer(expected_batch_size=B))
+    inside = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: call(model))
+    with pytest.raises(RuntimeError, match="must not be called while `fit` runs"):
+        fit(model, callbacks=[inside])
+    assert model.ledger.steps == 0
+    fit(model)
+    assert model.ledger.steps == 5
+
+
+def test_weights_loaded_inside_a_fit_do_not_open_its_budget(tmp_path):
+    model = model_of()
+    fit(model, epochs=1)  # So that Keras 2 saves the state of its metrics.
+    path = _weights(model, tmp_path)
+    load = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: model.load_weights(path))
+    budget = dp2.PrivacyBudget(oracle({B / N: 12}) + 1e-6, DELTA)
+    fit(model, epochs=9, callbacks=[load, budget])
+    assert model.ledger.steps == 12
+
+
+def test_loading_forgets_nothing(tmp_path):
+    model = model_of()
+    fit(model)
+    path = _weights(model, tmp_path)
+    fit(model)
+    model.load_weights(path)
+    assert model.ledger.steps == 10  # The optimizer's state may hold what the weights have lost.
+
+
+def test_models_that_share_layers_share_their_history():
+    inputs = keras.Input((1,))
+    hidden = keras.layers.Dense(2)(inputs)
+    encoder, whole = dp2.DP2Model(inputs, hidden), dp2.DP2Model(inputs, keras.layers.Dense(1)(hidden))
+    whole.compile(optimizer(), loss="mse")
+    fit(whole)
+    assert encoder.ledger.steps == 5
+
+
+def test_the_plain_model_behind_a_private_one_is_not_trained_uncounted():
+    plain = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model = dp2.make_private(plain)
+    model.compile(optimizer(), loss="mse")
+    loss = keras.losses.MeanSquaredError(reduction="none")
+    plain.compile(optimizer(expected_batch_size=B), loss=loss, jit_compile=False)
+    with pytest.raises(dp2.NonPrivateUpdateError, match="those of a private one"):
+        plain.fit(X, X, batch_size=B, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "make, arguments, passes",
+    [
+        (lambda d: d.shuffle(N).batch(16), dict(epochs=2), 2),
+        (lambda d: d.shuffle(N).batch(16).repeat(), dict(steps_per_epoch=2), 1),
+        (lambda d: d.shuffle(N).repeat().batch(16), dict(steps_per_epoch=3, epochs=2), 4),
+        (lambda d: d.shuffle(N).batch(16, drop_remainder=True).repeat(), dict(steps_per_epoch=8), 4),
+        (lambda d: d.shuffle(N).repeat(5).batch(16), dict(), 7),
+    ],
+)
+def test_streams_are_counted_by_whole_batches(make, arguments, passes):
+    model = model_of(lambda: optimizer(expected_batch_size=16))
+    model.fit(make(tf.data.Dataset.from_tensor_slices((X, X))), dataset_size=N, verbose=0, **arguments)
+    assert sum(entry.passes for entry in model.ledger.entries) == passes
+
+
+def test_batches_of_ones_own_must_not_be_larger_than_stated():
+    model = model_of(lambda: optimizer(expected_batch_size=B))
+    data = tf.data.Dataset.from_tensor_slices((X, X))
+    with pytest.raises(ValueError, match="`expected_batch_size` .* must be at least the size of the batches"):
+        model.fit(data.batch(2 * B, drop_remainder=True), dataset_size=N, verbose=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at most `expected_batch_size` examples"):
+        model.fit(data.batch(2 * B), dataset_size=N, verbose=0)
+    assert model.ledger.steps == 0
+
+
+def test_a_private_model_in_another_can_be_saved(tmp_path):
+    inner = dp2.DP2Sequential([keras.Input((1,)), keras.layers.Dense(2)])
+    model = dp2.DP2Sequential([keras.Input((1,)), inner, keras.layers.Dense(1)])
+    model.compile(optimizer(), loss="mse")
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    assert keras.saving.load_model(tmp_path / "model.keras").ledger == model.ledger
+    assert inner.ledger.steps == 5
+
+
+def test_a_restored_fit_whose_budget_is_spent_says_so(tmp_path):
+    budget = lambda: dp2.PrivacyBudget(oracle({B / N: 7}) + 1e-6, DELTA)  # noqa: E731
+    backup = lambda: keras.callbacks.BackupAndRestore(str(tmp_path / "b"), save_freq=1)  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        fit(model_of(), epochs=4, callbacks=[backup(), budget(), Interrupt(7)])
+    with pytest.raises(dp2.BudgetExhaustedError):
+        fit(model_of(), epochs=4, callbacks=[backup(), budget()])
+
+
+def test_files_without_a_ledger_say_so(tmp_path):
+    model = model_of()
+    fit(model)
+    with pytest.warns(UserWarning, match="no room for the ledger"):
+        model.save(tmp_path / "model.h5")
+
+
 # The file that is written ahead.
 
 
@@ -309,7 +445,7 @@ def test_a_ledger_file_counts_what_the_model_counts(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(model, epochs=2, callbacks=[Interrupt(3)])
     assert model.ledger.steps == 1 + 10 + 1 + 3
-    model.account().release_file()
+    model.release_ledger_file()
     with LedgerFile(path) as file:
         assert file.ledger == model.ledger
 
@@ -320,7 +456,7 @@ def test_a_ledger_file_counts_branches_and_lost_steps(tmp_path):
     fit(model, ledger_file=path)
     model.save(tmp_path / "model.keras")
     fit(model)
-    model.account().release_file()
+    model.release_ledger_file()
     branch = keras.saving.load_model(tmp_path / "model.keras")
     assert branch.ledger.steps == 5
     fit(branch, ledger_file=path)
@@ -338,7 +474,7 @@ def test_a_step_that_was_not_written_ahead_is_refused(tmp_path):
     model = model_of(lambda: optimizer(expected_batch_size=B))
     fit(model, ledger_file=tmp_path / "ledger.jsonl")
     before = model.get_weights()[0]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must be counted before it runs"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=NOT_COUNTED):
         model.train_step((tf.constant(X[:B]), tf.constant(X[:B])))
     np.testing.assert_array_equal(model.get_weights()[0], before)
     assert model.ledger.steps == 5

@@ -10,6 +10,7 @@ apart. Where that, or the vector, is missing, the step raises and nothing change
 import tensorflow as tf
 
 from dp2_keras import _keras, validation
+from dp2_keras.account import noted_account
 from dp2_keras.errors import NonPrivateUpdateError
 from dp2_keras.privatizer import ClippedSum
 
@@ -38,6 +39,11 @@ def private_step(optimizer, loss, variables, tape) -> None:
     if running is None or loss is None:
         raise NonPrivateUpdateError(HOW_TO_TRAIN)
     model, data = running
+    if noted_account(_keras.flatten_layers(model)) is not None:
+        raise NonPrivateUpdateError(
+            "The layers of this plain model are those of a private one, whose ledger would not count this "
+            "step. Train the private model, which `dp2_keras.make_private(model)` gives."
+        )
     try:
         _check(model, data, loss, tape)
         query = optimizer.begin_step(variables)
