@@ -29,7 +29,7 @@ class PrivateTraining:
     """
 
     physical_batch_size = None
-    method = "vectorized"
+    method = "auto"
     diagnostics = True
     _diagnostics = None
     _plan = None
@@ -46,7 +46,7 @@ class PrivateTraining:
         loss=None,
         *args,
         physical_batch_size=None,
-        method="vectorized",
+        method="auto",
         diagnostics=True,
         **kwargs,
     ):
@@ -59,12 +59,13 @@ class PrivateTraining:
             *args: as in Keras.
             physical_batch_size: how many examples' gradients to hold in memory at a
                 time. Changes nothing else. Defaults to the whole batch.
-            method: "vectorized" computes all examples of a chunk at once, and unrolls
-                recurrent layers over time. "loop" takes them one by one: slow, in the
-                memory of one, for sequences too long to unroll. "ghost" runs a real batch
-                and finds the norms without the gradients, in the memory of plain training.
-                "auto" is ghost where the model allows it, else vectorized;
-                `privacy_plan()` says which, and why.
+            method: "auto" is ghost where the model allows it, else vectorized;
+                `privacy_plan()` says which, and why. "ghost" runs a real batch and finds the
+                norms without the gradients, in the memory of plain training. "vectorized"
+                computes all examples of a chunk at once, and unrolls recurrent layers over
+                time. "loop" takes them one by one: slow, in the memory of one, for
+                sequences too long to unroll. All give the same sum, to rounding; under
+                ghost, dropout masks depend on `physical_batch_size`.
             diagnostics: log `phase`, `clipped_fraction` and `scaled_norm`, which
                 epsilon does not cover. Defaults to True.
             **kwargs: as in Keras.
@@ -164,15 +165,16 @@ class PrivateTraining:
 
     def _answer(self, query, data):
         """The clipped sum over a batch, and the predictions it was computed with."""
-        leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten(data) if t is not None]
-        validation.check_equal_length(leaves)
+        validation.check_equal_length([t for t in tf.nest.flatten(data) if t is not None])
+        example_pass = ExamplePass(self, query.variables, data)
+        leaves = example_pass.leaves
         shape = [per_example.batch_size(leaves), _keras.random_source_count(self), 2]
         examples = (leaves, self.optimizer.random_bits(shape))
-        example_pass = ExamplePass(self, query.variables, data)
         if self._plan is None:
-            plan = methods.plan(self, self.method)
-            self._plan = methods.confirmed(plan, self.method, example_pass, query.variables, examples)
+            self._plan = methods.confirmed(methods.plan(self), self, query.variables, data, examples)
         method = self._plan.method
+        if example_pass.has_sparse:
+            validation.check_sparse(self._plan, self.physical_batch_size)
         example_pass.unroll = method == "vectorized"
         size = 1 if method == "loop" else self.physical_batch_size
         result = per_example.clipped_sum(methods.STRATEGIES[method], example_pass, query, examples, size)
@@ -187,7 +189,7 @@ class PrivateTraining:
         Raises:
             ValueError: if the model was compiled with `method="ghost"` and may mix examples.
         """
-        return self._plan or methods.plan(self, self.method)
+        return self._plan or methods.plan(self)
 
     def _regularization_gradients(self, query):
         if not _keras.regularizer_count(self):
