@@ -19,7 +19,8 @@ class ExamplePass:
     """A model, and the structure of its data.
 
     An example is (leaves, seeds): the tensors of its row of data, flat, and the random
-    words of its random layers. A batch of examples has one more axis, in front.
+    words of its random layers. A batch of examples has one more axis, in front. Sparse
+    inputs have no such axis to map over; they stay whole, and the loss sees None for them.
 
     Args:
         model: the private model.
@@ -32,6 +33,17 @@ class ExamplePass:
         self.model, self.unroll = model, unroll
         self._sources = [_keras.native(v) for v in variables]
         self._data = data
+
+    @property
+    def leaves(self):
+        """The dense tensors of the data, flat."""
+        flat = tf.nest.flatten(self._data)
+        return [tf.convert_to_tensor(t) for t in flat if not (t is None or _is_sparse(t))]
+
+    @property
+    def has_sparse(self):
+        """Whether an input is sparse."""
+        return any(map(_is_sparse, tf.nest.flatten(self._data)))
 
     def __call__(self, example):
         """The gradients of one example's loss, and its predictions."""
@@ -46,7 +58,7 @@ class ExamplePass:
     def outputs(self, examples):
         """The predictions for a real batch; the first example's words seed the random layers."""
         leaves, seeds = examples
-        x, _, _ = self._pack(leaves)
+        x, _, _ = self._pack(leaves, sparse_rows=tf.shape(leaves[0], tf.int64)[0])
         with self._scope(seeds[0]):
             return self._flatten(_keras.forward(self.model, x), leaves[0].shape[0])
 
@@ -83,9 +95,18 @@ class ExamplePass:
         tensors = [_keras.set_mask(t, next(masks)) if m else t for t, m in zip(tensors, self._masked)]
         return tf.nest.pack_sequence_as(self._structure, tensors)
 
-    def _pack(self, leaves):
+    def _pack(self, leaves, sparse_rows=None):
+        """The data's structure around these tensors; sparse ones only if their rows are given."""
         leaves = iter(leaves)
-        return tf.nest.map_structure(lambda t: t if t is None else next(leaves), self._data)
+
+        def fill(t):
+            if t is None or (_is_sparse(t) and sparse_rows is None):
+                return None
+            if _is_sparse(t):  # An empty batch comes padded with one row.
+                return tf.SparseTensor(t.indices, t.values, [sparse_rows, t.dense_shape[1]])
+            return next(leaves)
+
+        return tf.nest.map_structure(fill, self._data)
 
     def _flatten(self, y_pred, examples):
         flat = tf.nest.flatten(y_pred)
@@ -108,3 +129,7 @@ class ExamplePass:
         unrolled = _keras.unrolled(self.model) if self.unroll else contextlib.nullcontext()
         with _keras.constant_regularizers(self.model), unrolled, _keras.example_scope(self.model, seeds):
             yield
+
+
+def _is_sparse(tensor):
+    return isinstance(tensor, tf.SparseTensor)

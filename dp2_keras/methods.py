@@ -15,9 +15,10 @@ import dataclasses
 
 import tensorflow as tf
 
-from dp2_keras import operations, per_example
+from dp2_keras import operations, per_example, validation
+from dp2_keras.example_pass import ExamplePass
 from dp2_keras.per_example import capture
-from dp2_keras.per_example.ghost import backward
+from dp2_keras.per_example.ghost import contributions
 from dp2_keras.per_example.layers import default_registry
 
 STRATEGIES = {"ghost": per_example.ghost, "loop": per_example.loop, "vectorized": per_example.vectorized}
@@ -60,16 +61,16 @@ class PrivacyPlan:
         return "\n".join([f"{self.method}: {self.why}", *rows])
 
 
-def plan(model, method: str) -> PrivacyPlan:
-    """Chooses by looking at the model.
+def plan(model) -> PrivacyPlan:
+    """Chooses by looking at the model and its `method`.
 
     Args:
-        model: a private model.
-        method: what `compile` was given.
+        model: a private model, compiled.
 
     Raises:
-        ValueError: if `method` is "ghost" and the model may mix examples.
+        ValueError: if the method is "ghost" and the model may mix examples.
     """
+    method = model.method
     if method in ("loop", "vectorized"):
         return PrivacyPlan(method, "as compiled")
     try:
@@ -88,21 +89,24 @@ _WHY_GHOST = {
 }
 
 
-def confirmed(plan: PrivacyPlan, method: str, example_pass, variables, examples) -> PrivacyPlan:
+def confirmed(plan: PrivacyPlan, model, variables, data, examples) -> PrivacyPlan:
     """The plan, or vectorized where "auto" chose ghost and its pass cannot be traced.
 
     Args:
         plan: what `plan` gave.
-        method: what `compile` was given.
-        example_pass, variables, examples: what the pass is to run on.
+        model: the model.
+        variables, data, examples: what the pass is to run on.
     """
-    if method != "auto" or plan.method != "ghost":
+    if model.method != "auto" or plan.method != "ghost":
         return plan
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), examples)
-    trace = tf.function(lambda e: backward(example_pass, variables, e)[-1], autograph=False)
+
+    def trace(data, examples):
+        return contributions(ExamplePass(model, variables, data), variables, examples)[-1]
+
     try:
         with tf.init_scope():
-            trace.get_concrete_function(specs)
+            specs = validation.specs_of((data, examples))
+            tf.function(trace, autograph=False).get_concrete_function(*specs)
     except ValueError as error:
         return PrivacyPlan("vectorized", str(error))
     return plan

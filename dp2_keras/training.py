@@ -33,7 +33,7 @@ class PrivateTraining(AccountedTraining):
     """
 
     physical_batch_size = None
-    method = "vectorized"
+    method = "auto"
     diagnostics = True
     _diagnostics = None
     _plan = None
@@ -51,7 +51,7 @@ class PrivateTraining(AccountedTraining):
         loss=None,
         *args,
         physical_batch_size=None,
-        method="vectorized",
+        method="auto",
         diagnostics=True,
         **kwargs,
     ):
@@ -64,12 +64,13 @@ class PrivateTraining(AccountedTraining):
             *args: as in Keras.
             physical_batch_size: how many examples' gradients to hold in memory at a
                 time. Changes nothing else. Defaults to the whole batch.
-            method: "vectorized" computes all examples of a chunk at once, and unrolls
-                recurrent layers over time. "loop" takes them one by one: slow, in the
-                memory of one, for sequences too long to unroll. "ghost" runs a real batch
-                and finds the norms without the gradients, in the memory of plain training.
-                "auto" is ghost where the model allows it, else vectorized;
-                `privacy_plan()` says which, and why.
+            method: "auto" is ghost where the model allows it, else vectorized;
+                `privacy_plan()` says which, and why. "ghost" runs a real batch and finds the
+                norms without the gradients, in the memory of plain training. "vectorized"
+                computes all examples of a chunk at once, and unrolls recurrent layers over
+                time. "loop" takes them one by one: slow, in the memory of one, for
+                sequences too long to unroll. All give the same sum, to rounding; under
+                ghost, dropout masks depend on `physical_batch_size`.
             diagnostics: log `phase`, `clipped_fraction` and `scaled_norm`, which
                 epsilon does not cover. Defaults to True.
             **kwargs: as in Keras.
@@ -141,11 +142,11 @@ class PrivateTraining(AccountedTraining):
             The log, as Keras's own step returns it, and the diagnostics.
         """
         try:
-            data = keras.utils.unpack_x_y_sample_weight(data)
+            data = tf.nest.map_structure(_as_tensor, keras.utils.unpack_x_y_sample_weight(data))
             self._check_step(data)
             self._traced_constants = self._constants()
-            with tf.control_dependencies(_tensors(data)):  # No batch, no step.
-                may_run = self.account().meter.gate(self.optimizer.ticket, per_example.batch_size(data))
+            with tf.control_dependencies(tf.nest.flatten(data, expand_composites=True)):  # No batch, no step.
+                may_run = self.account().meter.gate(self.optimizer.ticket, _row_count(data))
             return self._logs_if(may_run, lambda: self._private_step(data))
         except Exception:
             self.train_function = None  # TensorFlow may call a half-traced function empty.
@@ -160,7 +161,7 @@ class PrivateTraining(AccountedTraining):
         with tf.control_dependencies([self.account().meter.count()]):
             query = self.optimizer.begin_step(self.trainable_variables)
             result, y_pred = self._answer(query, data)
-            _keras.update_loss(owner, x, y, y_pred, sample_weight, per_example.batch_size(x))
+            _keras.update_loss(owner, x, y, y_pred, sample_weight, _row_count(data))
             if self._diagnostics is not None:
                 self._diagnostics.update(self.optimizer.phase(), result.norms, query.l2_norm_clip)
             self.optimizer.finish_step(result.clipped_sum, self._regularization_gradients(query))
@@ -186,15 +187,16 @@ class PrivateTraining(AccountedTraining):
 
     def _answer(self, query, data):
         """The clipped sum over a batch, and the predictions it was computed with."""
-        leaves = _tensors(data)
-        validation.check_equal_length(leaves)
+        validation.check_equal_length([t for t in tf.nest.flatten(data) if t is not None])
+        example_pass = ExamplePass(self, query.variables, data)
+        leaves = example_pass.leaves
         shape = [per_example.batch_size(leaves), _keras.random_source_count(self), 2]
         examples = (leaves, self.optimizer.random_bits(shape))
-        example_pass = ExamplePass(self, query.variables, data)
         if self._plan is None:
-            plan = methods.plan(self, self.method)
-            self._plan = methods.confirmed(plan, self.method, example_pass, query.variables, examples)
+            self._plan = methods.confirmed(methods.plan(self), self, query.variables, data, examples)
         method = self._plan.method
+        if example_pass.has_sparse:
+            validation.check_sparse(self._plan, self.physical_batch_size)
         example_pass.unroll = method == "vectorized"
         size = 1 if method == "loop" else self.physical_batch_size
         strategy, how = methods.STRATEGIES[method], self._compilation()
@@ -210,7 +212,7 @@ class PrivateTraining(AccountedTraining):
         Raises:
             ValueError: if the model was compiled with `method="ghost"` and may mix examples.
         """
-        return self._plan or methods.plan(self, self.method)
+        return self._plan or methods.plan(self)
 
     def _compilation(self):
         """How the clipped sum is compiled: not at all, or by XLA for a few sizes of batch."""
@@ -255,9 +257,13 @@ class PrivateTraining(AccountedTraining):
             self._diagnostics.reset()
 
 
-def _tensors(data):
-    """The flat tensors of (x, y, sample_weight)."""
-    return [tf.convert_to_tensor(t) for t in tf.nest.flatten(data) if t is not None]
+def _as_tensor(value):
+    return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
+
+
+def _row_count(data):
+    """The number of examples in (x, y, sample_weight), of which x may be sparse."""
+    return per_example.batch_size([t for t in tf.nest.flatten(data) if isinstance(t, tf.Tensor)])
 
 
 def _check_optimizer(optimizer):

@@ -80,15 +80,26 @@ def check_step(model, loss_owner, data) -> None:
         _keras.compute_loss(loss_owner, x, y, y_pred, sample_weight)
 
     check_model(model)
-    spec = lambda t: t if t is None else tf.TensorSpec(t.shape, t.dtype)  # noqa: E731
     with tf.init_scope():
         traced = tf.function(step, autograph=False)
-        graph = traced.get_concrete_function(tf.nest.map_structure(spec, data)).graph
+        graph = traced.get_concrete_function(specs_of(data)).graph
     _check_state(model, loss_owner, graph)
     for layer in _keras.flatten_layers(model):
         if _keras.added_losses(layer):
             raise ValueError(_ADDED_LOSS.format(name=layer.name, what="calls `add_loss`"))
     check_model(model)  # Again: a model may make its layers when it is first called.
+
+
+def specs_of(structure):
+    """Shapes and dtypes of a structure of tensors, to trace a function with."""
+
+    def spec(tensor):
+        if tensor is None:
+            return None
+        kind = tf.SparseTensorSpec if isinstance(tensor, tf.SparseTensor) else tf.TensorSpec
+        return kind(tensor.shape, tensor.dtype)
+
+    return tf.nest.map_structure(spec, structure)
 
 
 def _check_state(model, loss_owner, graph):
@@ -199,13 +210,23 @@ def _check_range(what, values, stop):
 
 
 def check_tensors(data) -> None:
-    """Refuses sparse and ragged inputs, which have no example axis to map over."""
-    for tensor in tf.nest.flatten(data):
-        if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor)):
-            raise ValueError(
-                "Inputs must be dense tensors: convert them with `tf.sparse.to_dense` or "
-                f"`.to_tensor()`. Received: {type(tensor).__name__}"
-            )
+    """Refuses ragged inputs, and sparse labels and weights, which have no example axis to map over."""
+    x, y, sample_weight = data
+    sparse = [t for t in tf.nest.flatten((y, sample_weight)) if isinstance(t, tf.SparseTensor)]
+    for tensor in [*sparse, *(t for t in tf.nest.flatten(data) if isinstance(t, tf.RaggedTensor))]:
+        raise ValueError(
+            "Inputs must be dense tensors: convert them with `tf.sparse.to_dense` or "
+            f"`.to_tensor()`. Received: {type(tensor).__name__}"
+        )
+
+
+def check_sparse(plan, physical_batch_size) -> None:
+    """Refuses sparse inputs where the step would have to take them apart."""
+    if plan.method != "ghost" or physical_batch_size is not None:
+        raise ValueError(
+            'Sparse inputs need `method="ghost"` or "auto", and no `physical_batch_size`: convert them with '
+            f"`tf.sparse.to_dense`. Received: physical_batch_size={physical_batch_size}, plan={plan}"
+        )
 
 
 def check_equal_length(tensors) -> None:

@@ -33,14 +33,13 @@ def ghost(example_pass, query, examples, mask):
     Raises:
         ValueError: if a weight is used outside the layer that owns it.
     """
-    calls, gradients, outputs = backward(example_pass, query.variables, examples)
-    parts = _contributions(query.variables, calls, gradients)
+    parts, outputs = contributions(example_pass, query.variables, examples)
     values, norms = query.by_scale(lambda scales: _clip(query, parts, scales, mask))
     return values, norms, outputs
 
 
-def backward(example_pass, variables, examples):
-    """The recorded calls, the gradients at their outputs, and the outputs of the model."""
+def contributions(example_pass, variables, examples):
+    """What each set of variables gets, by the variables' numbers; and the outputs of the model."""
     units = capture.units(example_pass.model, default_registry())
     with tf.GradientTape() as tape:
         with capture.recorded(units, tape) as calls:
@@ -50,7 +49,7 @@ def backward(example_pass, variables, examples):
     recorded, weights = [call.output for call in calls], [_keras.native(v) for v in variables]
     gradients = tape.gradient(targets, recorded + weights, output_gradients=at_targets)
     _check_bypass(variables, gradients[len(recorded) :])
-    return calls, gradients[: len(recorded)], outputs
+    return _by_variables(variables, calls, gradients[: len(recorded)]), outputs
 
 
 def _check_bypass(variables, gradients):
@@ -62,8 +61,8 @@ def _check_bypass(variables, gradients):
             )
 
 
-def _contributions(variables, calls, gradients):
-    """What each set of variables gets, by the variables' numbers: sets that have none in common."""
+def _by_variables(variables, calls, gradients):
+    """The contributions of all calls, by sets of variables that have none in common."""
     number = {id(variable): k for k, variable in enumerate(variables)}
     found = {}
     for call, d in zip(calls, gradients):

@@ -9,12 +9,16 @@ from dp2_keras import _keras
 from dp2_keras.per_example.contributions import Outer
 from dp2_keras.per_example.layers import sums
 from dp2_keras.per_example.layers.registry import LayerKind
+from dp2_keras.per_example.sparse import SparseOuter
 
 
 def contributions(layer, inputs, d):
     """Those of the kernel and the bias."""
+    bias = sums.bias(d, [layer.units])
+    if isinstance(inputs, tf.SparseTensor):
+        return {"kernel": SparseOuter(inputs, d, layer.kernel.shape), "bias": bias}
     kernel = Outer(_with_one_time_axis(inputs), _with_one_time_axis(d), layer.kernel.shape)
-    return {"kernel": kernel, "bias": sums.bias(d, [layer.units])}
+    return {"kernel": kernel, "bias": bias}
 
 
 def _with_one_time_axis(tensor):
