@@ -145,7 +145,7 @@ class PrivateTraining(AccountedTraining):
             data = tf.nest.map_structure(_as_tensor, keras.utils.unpack_x_y_sample_weight(data))
             self._check_step(data)
             self._traced_constants = self._constants()
-            with tf.control_dependencies(tf.nest.flatten(data, expand_composites=True)):  # No batch, no step.
+            with tf.control_dependencies(_parts(data)):  # No batch, no step.
                 may_run = self.account().meter.gate(self.optimizer.ticket, _row_count(data))
             return self._logs_if(may_run, lambda: self._private_step(data))
         except Exception:
@@ -259,6 +259,11 @@ class PrivateTraining(AccountedTraining):
 
 def _as_tensor(value):
     return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
+
+
+def _parts(data):
+    """The tensors that data is made of, those of sparse tensors too."""
+    return [t for t in tf.nest.flatten(data, expand_composites=True) if t is not None]
 
 
 def _row_count(data):
