@@ -103,10 +103,8 @@ def confirmed(plan: PrivacyPlan, model, variables, data, examples) -> PrivacyPla
     def trace(data, examples):
         return contributions(ExamplePass(model, variables, data), variables, examples)[-1]
 
-    try:
-        with tf.init_scope():
-            specs = validation.specs_of((data, examples))
-            tf.function(trace, autograph=False).get_concrete_function(*specs)
+    try:  # Not in an `init_scope`, which stops all tapes.
+        tf.function(trace, autograph=False).get_concrete_function(*validation.specs_of((data, examples)))
     except ValueError as error:
         return PrivacyPlan("vectorized", str(error))
     return plan
