@@ -120,6 +120,7 @@ def test_the_clipped_sum_is_that_of_the_loop_in_both_phases(case, mode):
 VECTORIZABLE = [case for case in ALL if not case.startswith(("einsum", "attention", "transformer"))]
 
 
+@pytest.mark.slow  # The loop is the oracle; this is the other path to it.
 @pytest.mark.parametrize("case", VECTORIZABLE)
 def test_the_clipped_sum_is_that_of_the_vectorized_path(case):
     build, x = ALL[case]
