@@ -106,7 +106,7 @@ def test_compile_options_come_back(tmp_path, kind):
 def test_a_model_that_has_not_started_comes_back(tmp_path):
     model = compiled(build=False)
     loaded = save_and_load(model, tmp_path)
-    assert (loaded.physical_batch_size, loaded.method, loaded.diagnostics) == (None, "vectorized", True)
+    assert (loaded.physical_batch_size, loaded.method, loaded.diagnostics) == (None, "auto", True)
     assert {"phase", "clipped_fraction", "scaled_norm"} <= set(train(loaded, 0, 1)[0])
     train(model, 0, 1)
     assert_same(state(model), state(loaded))
