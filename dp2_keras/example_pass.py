@@ -32,18 +32,9 @@ class ExamplePass:
     def __init__(self, model, variables, data, unroll=False):
         self.model, self.unroll = model, unroll
         self._sources = [_keras.native(v) for v in variables]
-        self._data = data
-
-    @property
-    def leaves(self):
-        """The dense tensors of the data, flat."""
-        flat = tf.nest.flatten(self._data)
-        return [tf.convert_to_tensor(t) for t in flat if not (t is None or _is_sparse(t))]
-
-    @property
-    def has_sparse(self):
-        """Whether an input is sparse."""
-        return any(map(_is_sparse, tf.nest.flatten(self._data)))
+        self._data = tf.nest.map_structure(_as_tensor, data)
+        self.tensors = [t for t in tf.nest.flatten(self._data) if t is not None]
+        self.leaves = [t for t in self.tensors if not _is_sparse(t)]
 
     def __call__(self, example):
         """The gradients of one example's loss, and its predictions."""
@@ -129,6 +120,10 @@ class ExamplePass:
         unrolled = _keras.unrolled(self.model) if self.unroll else contextlib.nullcontext()
         with _keras.constant_regularizers(self.model), unrolled, _keras.example_scope(self.model, seeds):
             yield
+
+
+def _as_tensor(value):
+    return value if value is None or _is_sparse(value) else tf.convert_to_tensor(value)
 
 
 def _is_sparse(tensor):

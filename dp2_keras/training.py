@@ -187,15 +187,15 @@ class PrivateTraining(AccountedTraining):
 
     def _answer(self, query, data):
         """The clipped sum over a batch, and the predictions it was computed with."""
-        validation.check_equal_length([t for t in tf.nest.flatten(data) if t is not None])
         example_pass = ExamplePass(self, query.variables, data)
+        validation.check_equal_length(example_pass.tensors)
         leaves = example_pass.leaves
         shape = [per_example.batch_size(leaves), _keras.random_source_count(self), 2]
         examples = (leaves, self.optimizer.random_bits(shape))
         if self._plan is None:
             self._plan = methods.confirmed(methods.plan(self), self, query.variables, data, examples)
         method = self._plan.method
-        if example_pass.has_sparse:
+        if len(leaves) < len(example_pass.tensors):
             validation.check_sparse(self._plan, self.physical_batch_size)
         example_pass.unroll = method == "vectorized"
         size = 1 if method == "loop" else self.physical_batch_size
