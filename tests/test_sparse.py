@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import tensorflow as tf
+from conftest import fit_in_order
 from keras import layers
 from test_ghost import LABELS, PHASES, answer_function, assert_close, private, shapes_in
 
@@ -101,7 +102,7 @@ def test_fit_takes_sparse_rows(wrap):
     model = private(build, X[:0], "auto", jit_compile=False)
     dense = private(dense_build, X, jit_compile=False)
     for trained, x in ((model, wrap(X)), (dense, X)):
-        trained.fit(x, LABELS, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        fit_in_order(trained, x, LABELS, batch_size=4, epochs=2)
     for ours, theirs in zip(model.trainable_variables, dense.trainable_variables):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
 
