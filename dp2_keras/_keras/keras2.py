@@ -96,7 +96,8 @@ def _seed_sequence(seed):
 
     def next_seed():
         # A Sequential model that meets a new shape first calls its layers to infer theirs.
-        inferring = tf.compat.v1.get_default_graph().name.endswith("_scratch_graph")
+        graph = tf.compat.v1.get_default_graph()
+        inferring = getattr(graph, "name", "").endswith("_scratch_graph")  # An eager one has no name.
         return tf.bitcast(seed, tf.int32) + tf.constant([0, 0 if inferring else next(calls)])
 
     return next_seed
