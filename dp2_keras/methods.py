@@ -99,6 +99,9 @@ def confirmed(plan: PrivacyPlan, model, variables, data, examples) -> PrivacyPla
     """
     if model.method != "auto" or plan.method != "ghost":
         return plan
+    for tensor in tf.nest.flatten(data):
+        if tensor is not None and None in tf.TensorShape(tensor.shape)[1:].as_list():
+            return PrivacyPlan("vectorized", f"an input of shape {tensor.shape} has axes of unknown length")
 
     def trace(data, examples):
         return contributions(ExamplePass(model, variables, data), variables, examples)[-1]

@@ -425,3 +425,13 @@ def test_each_example_has_its_own_dropout_mask_under_the_noise_seed():
 
 def negative(y, y_pred):
     return -y_pred
+
+
+def test_auto_takes_the_vectorized_path_where_an_axis_is_unknown():
+    model = dp2.DP2Sequential([keras.Input((3,)), layers.Dense(1)])
+    model.compile(dp2.DPSGD(0.1, 1.0, 1.0, expected_batch_size=4), loss="mse")
+    spec = (tf.TensorSpec([None, None]), tf.TensorSpec([None, 1]))
+    batches = lambda: iter([(np.ones((4, 3)), np.ones((4, 1)))])  # noqa: E731
+    model.fit(tf.data.Dataset.from_generator(batches, output_signature=spec), dataset_size=4, verbose=0)
+    assert model.privacy_plan().method == "vectorized"
+    assert "unknown length" in str(model.privacy_plan())
