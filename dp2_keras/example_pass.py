@@ -13,6 +13,7 @@ import contextlib
 import tensorflow as tf
 
 from dp2_keras import _keras
+from dp2_keras.per_example.mapping import map_examples
 
 
 class ExamplePass:
@@ -77,7 +78,7 @@ class ExamplePass:
                 )
             return [tf.zeros_like(t) if g is None else g for t, g in zip(outputs, found)]
 
-        return tf.vectorized_map(gradients, (examples, outputs), warn=False)
+        return map_examples(gradients, (examples, outputs))
 
     def predictions(self, outputs):
         """What the model put out, as it nests it."""

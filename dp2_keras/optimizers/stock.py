@@ -12,6 +12,7 @@ import tensorflow as tf
 from dp2_keras import _keras, validation
 from dp2_keras.account import noted_account
 from dp2_keras.errors import NonPrivateUpdateError
+from dp2_keras.per_example.mapping import map_examples
 from dp2_keras.privatizer import ClippedSum
 
 HOW_TO_TRAIN = (
@@ -90,7 +91,7 @@ def _per_example_gradients(loss, variables, tape):
 
     count = tf.shape(loss)[0]
     padded = tf.pad(loss, [[0, tf.maximum(1 - count, 0)]])  # A map wants one element at least.
-    gradients = tf.vectorized_map(gradients_of, tf.range(tf.shape(padded)[0]))
+    gradients = map_examples(gradients_of, tf.range(tf.shape(padded)[0]))
     return [g[:count] for g in gradients]
 
 

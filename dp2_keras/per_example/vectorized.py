@@ -7,12 +7,11 @@ TensorFlow cannot vectorize runs in a loop over the examples, with the same resu
 chunk x parameters; `physical_batch_size` bounds the chunk.
 """
 
-import tensorflow as tf
+from dp2_keras.per_example.mapping import map_examples
 
 
 def vectorized(gradient_fn, query, examples, mask):
     """Clips and sums a chunk of examples; see `chunks.clipped_sum`."""
-    # Dropout's random numbers have no vectorized form, and would warn in every model.
-    gradients, outputs = tf.vectorized_map(gradient_fn, examples, warn=False)
+    gradients, outputs = map_examples(gradient_fn, examples)
     values, norms = query.clip(gradients, mask)
     return values, norms, outputs

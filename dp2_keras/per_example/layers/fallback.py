@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from dp2_keras import _keras
 from dp2_keras.per_example.contributions import Made
+from dp2_keras.per_example.mapping import map_examples
 
 
 def contribution(layer, args, kwargs, d):
@@ -34,7 +35,7 @@ def contribution(layer, args, kwargs, d):
 
     def make(*operands):
         *rows, d = operands
-        return tf.vectorized_map(one, (rows, d), warn=False)
+        return map_examples(one, (rows, d))
 
     def one(row):
         rows, d = row

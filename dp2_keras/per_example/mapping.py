@@ -1,0 +1,62 @@
+"""A map over examples, all at once, by `tf.vectorized_map`.
+
+    map_examples(f, t)[i] = f(t[i])
+
+Some matrix products of TensorFlow are wrong in it. From 2.16 on with oneDNN, a batched product that has
+to broadcast one of its sides gives wrong numbers or overwrites memory (seen on 2.21; not on 2.14), and what
+is read past a tensor's end may be another example's. A map that holds one is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def map_examples(function: Callable, elements: Any) -> Any:
+    """Applies a function to each row of a structure of tensors.
+
+    Args:
+        function: maps the structure, without its leading axis, to a structure of tensors.
+        elements: tensors whose leading axis is the example.
+
+    Returns:
+        What the function gives, stacked.
+
+    Raises:
+        ValueError: if the function holds a matrix product that TensorFlow gets wrong in a map.
+
+    Example:
+    >>> map_examples(lambda x: 2.0 * x, tf.constant([1.0, 2.0])).numpy().tolist()
+    [2.0, 4.0]
+    """
+    if tf.executing_eagerly():  # In a graph of its own, as TensorFlow would, but one that can be read.
+        return tf.function(lambda rows: map_examples(function, rows), autograph=False)(elements)
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    # Dropout's random numbers have no vectorized form, and would warn in every model.
+    result = tf.vectorized_map(function, elements, warn=False)
+    if _broadcasts_wrongly():
+        _check_products(graph.get_operations()[start:])
+    return result
+
+
+def _broadcasts_wrongly():
+    recent = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 16)
+    return recent and os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0"
+
+
+def _check_products(operations):
+    for operation in operations:
+        if operation.type.startswith("BatchMatMul"):
+            left, right = (tensor.shape[:-2] for tensor in operation.inputs)
+            if str(left) != str(right):
+                raise ValueError(
+                    "A matrix product of this model broadcasts one of its sides, which this TensorFlow gets "
+                    'wrong inside a map over examples: compile with `method="ghost"` or "loop", or set '
+                    "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported. Received: a product of shapes "
+                    f"{operation.inputs[0].shape} and {operation.inputs[1].shape}"
+                )
