@@ -32,17 +32,27 @@ def test_it_is_a_loop_over_examples(mode):
     [lambda x: tf.matmul(x[None], WEIGHTS), lambda x: tf.matmul(x[None], WEIGHTS[None])],
     ids=["ranks", "rows"],
 )
-def test_a_product_that_broadcasts_is_refused_where_it_would_be_wrong(product, mode, monkeypatch):
+def test_a_product_by_one_matrix_is_refused_where_it_would_be_wrong(product, mode, monkeypatch):
     monkeypatch.setattr(mapping, "_broadcasts_wrongly", lambda: True)
     with pytest.raises(ValueError, match='gets wrong inside a map over examples.*`method="ghost"`'):
         mapped(product, mode)
 
 
+RIGHT = X @ X.transpose(0, 2, 1), np.einsum("ca,bta->btc", WEIGHTS.numpy().T, X)
+
+
 @each_mode
-def test_a_product_of_two_parts_of_the_example_is_not(mode, monkeypatch):
+@pytest.mark.parametrize(
+    "product, expected",
+    [
+        (lambda x: tf.matmul(x[None], x[None], transpose_b=True)[0], RIGHT[0]),
+        (lambda x: tf.linalg.matvec(tf.transpose(WEIGHTS)[None], x), RIGHT[1]),
+    ],
+    ids=["parts", "matvec"],
+)
+def test_a_product_that_it_gets_right_is_not(product, expected, mode, monkeypatch):
     monkeypatch.setattr(mapping, "_broadcasts_wrongly", lambda: True)
-    result = mapped(lambda x: tf.matmul(x[None], x[None], transpose_b=True)[0], mode)
-    np.testing.assert_allclose(result, X @ X.transpose(0, 2, 1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mapped(product, mode), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_setting_that_mends_it_is_known(monkeypatch):

@@ -2,9 +2,9 @@
 
     map_examples(f, t)[i] = f(t[i])
 
-Some matrix products of TensorFlow are wrong in it. From 2.16 on with oneDNN, a batched product that has
-to broadcast one of its sides gives wrong numbers or overwrites memory (seen on 2.21; not on 2.14), and what
-is read past a tensor's end may be another example's. A map that holds one is refused.
+Some matrix products of TensorFlow are wrong in it. From 2.16 on with oneDNN, a product of a batch with two
+axes or more, such as [8, 1], by one matrix gives wrong numbers or overwrites memory (seen on 2.21; not on
+2.14), and what is read past a tensor's end may be another example's. A map that holds one is refused.
 """
 
 from __future__ import annotations
@@ -51,12 +51,16 @@ def _broadcasts_wrongly():
 
 def _check_products(operations):
     for operation in operations:
-        if operation.type.startswith("BatchMatMul"):
-            left, right = (tensor.shape[:-2] for tensor in operation.inputs)
-            if str(left) != str(right):
-                raise ValueError(
-                    "A matrix product of this model broadcasts one of its sides, which this TensorFlow gets "
-                    'wrong inside a map over examples: compile with `method="ghost"` or "loop", or set '
-                    "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported. Received: a product of shapes "
-                    f"{operation.inputs[0].shape} and {operation.inputs[1].shape}"
-                )
+        if operation.type.startswith("BatchMatMul") and _is_by_one_matrix(*operation.inputs):
+            raise ValueError(
+                "A matrix product of this model multiplies all examples by one matrix, which this TensorFlow "
+                'gets wrong inside a map over examples: compile with `method="ghost"` or "loop", or set '
+                "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported. Received: a product of shapes "
+                f"{operation.inputs[0].shape} and {operation.inputs[1].shape}"
+            )
+
+
+def _is_by_one_matrix(left, right):
+    """Whether the right side may have to be repeated over two batch axes or more of the left one."""
+    many, one = left.shape[:-2].as_list(), right.shape[:-2].as_list()
+    return len(many) > 1 and set(many) != {1} and many != one and set(one) <= {1, None}
