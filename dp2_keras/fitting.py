@@ -72,7 +72,13 @@ class Plan:
         return Entry(mechanism, self.sampling, epochs * self.steps_per_epoch, passes and epochs * passes)
 
 
-def plan(arguments: dict[str, Any], request: Request, optimizer, first_step: Callable[[], int]) -> Plan:
+def plan(
+    arguments: dict[str, Any],
+    request: Request,
+    optimizer,
+    first_step: Callable[[], int],
+    keeps_sparse: bool = False,
+) -> Plan:
     """Decides how a fit is sampled.
 
     Args:
@@ -80,6 +86,7 @@ def plan(arguments: dict[str, Any], request: Request, optimizer, first_step: Cal
         request: those that are not Keras's.
         optimizer: for `expected_batch_size` and the seed.
         first_step: says from which step the sampler goes on, whenever an iteration starts.
+        keeps_sparse: whether the model takes sparse rows as they are.
 
     Returns:
         The `Plan`.
@@ -94,15 +101,15 @@ def plan(arguments: dict[str, Any], request: Request, optimizer, first_step: Cal
         _checks.fail(rule, dataset_size=request.dataset_size)
     if request.sampling == "shuffle":
         return _keras_batches(arguments, request, optimizer)
-    return _poisson_batches(arguments, request, optimizer, first_step)
+    return _poisson_batches(arguments, request, optimizer, first_step, keeps_sparse)
 
 
-def _poisson_batches(arguments, request, optimizer, first_step):
+def _poisson_batches(arguments, request, optimizer, first_step, keeps_sparse):
     if arguments["shuffle"] is False:
         rule = 'left out with Poisson sampling, or come with `sampling="shuffle"` to keep Keras\'s batches'
         _checks.fail(rule, shuffle=False)
     _refuse_assumption(request)
-    rows, validation = _split(arguments)
+    rows, validation = _split(arguments, keeps_sparse)
     size, n = _batch_size(arguments, optimizer, len(rows)), len(rows)
     sampler = PoissonSampler(n, size, max_batch_size=request.max_batch_size, seed=optimizer.noise_seed)
     steps = arguments["steps_per_epoch"] or n // size
@@ -151,9 +158,10 @@ def _own_batches(arguments, request, optimizer):
     return Plan(arguments, sampling, steps)
 
 
-def _split(arguments):
+def _split(arguments, keeps_sparse):
     """The rows to train on, and the arguments for validation that take the others' place."""
-    rows = Rows.of((arguments["x"], arguments["y"], arguments["sample_weight"]))
+    data = (arguments["x"], arguments["y"], arguments["sample_weight"])
+    rows = Rows.of(data, keeps_sparse=keeps_sparse)
     held_out = arguments["validation_data"]
     change = {"validation_split": 0.0}
     if arguments["validation_split"] and held_out is None:

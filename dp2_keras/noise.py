@@ -1,10 +1,10 @@
 """Keyed, stateless Gaussian noise with full support.
 
 TensorFlow's own normals never exceed 5.68 standard deviations, which alone breaks an
-(epsilon, delta) guarantee at delta = 1e-5. Here a pair of normals is made from three
-32-bit words h, l, a by the Box-Muller transform:
+(epsilon, delta) guarantee at delta = 1e-5. Here a pair of normals is made from a word w of
+64 bits and a word a of 32 by the Box-Muller transform:
 
-    u = h / 2^32 + (l + 1/2) / 2^64            in (0, 1], as small as 2^-65
+    u = (w + 1/2) / 2^64                       in (0, 1], as small as 2^-65
     r = sqrt(-2 ln u)                          up to 9.49
     (z1, z2) = r (cos t, sin t),  t = 2 pi a / 2^32
 
@@ -31,19 +31,20 @@ _MAX_STREAMS = 1 << 8
 _MAX_VARIABLES = 1 << 16
 
 
-def normals_from_bits(bits: tf.Tensor) -> tf.Tensor:
-    """Turns words into standard normals; the transform at the top of this file.
+def normals_from_words(words: tf.Tensor, angles: tf.Tensor, stddev: tf.Tensor | float = 1.0) -> tf.Tensor:
+    """Turns words into normals; the transform at the top of this file.
 
     Args:
-        bits: uint32 words of shape [3, n].
+        words: uint64 words w of shape [n].
+        angles: uint32 words a of shape [n].
+        stddev: the deviation, which costs least where it multiplies the radius.
 
     Returns:
-        float32 tensor of shape [2 n]. Every value is finite, at most 9.5 in size.
+        float32 tensor of shape [2 n]. Every value is finite, at most 9.5 deviations in size.
     """
-    high, low, angle = tf.unstack(tf.cast(bits, tf.float32))
-    uniform = tf.minimum(high * 2.0**-32 + (low + 0.5) * 2.0**-64, 1.0)
-    radius = tf.sqrt(-2.0 * tf.math.log(uniform))
-    turn = angle * (2.0 * math.pi * 2.0**-32)
+    uniform = tf.cast(words, tf.float32) * 2.0**-64 + 2.0**-65
+    radius = stddev * tf.sqrt(-2.0 * tf.math.log(uniform))
+    turn = tf.cast(angles, tf.float32) * (2.0 * math.pi * 2.0**-32)
     return tf.concat([radius * tf.cos(turn), radius * tf.sin(turn)], axis=0)
 
 
@@ -82,8 +83,10 @@ class NoiseSource:
         # Read at once: `assign_add` gives a variable, which would be read when it is used.
         return tf.convert_to_tensor(self._draws.assign_add(1))
 
-    def bits(self, shape, draw: tf.Tensor, *, stream: int, variable: int = 0) -> tf.Tensor:
-        """uint32 words, each of them uniform."""
+    def bits(
+        self, shape, draw: tf.Tensor, *, stream: int, variable: int = 0, dtype: tf.DType = tf.uint32
+    ) -> tf.Tensor:
+        """uint32 or uint64 words, each of them uniform."""
         if not (0 <= stream < _MAX_STREAMS and 0 <= variable < _MAX_VARIABLES):
             raise ValueError(
                 f"`stream` must be below {_MAX_STREAMS} and `variable` below "
@@ -97,14 +100,19 @@ class NoiseSource:
             key=key[:1],
             counter=tf.stack([tf.zeros_like(upper), upper]),
             alg=_PHILOX,
-            dtype=tf.uint32,
+            dtype=dtype,
         )
 
-    def normal(self, shape, draw: tf.Tensor, *, stream: int, variable: int = 0) -> tf.Tensor:
-        """Standard normals of a static shape, float32."""
+    def normal(
+        self, shape, draw: tf.Tensor, *, stream: int, variable: int = 0, stddev: tf.Tensor | float = 1.0
+    ) -> tf.Tensor:
+        """Normals of a static shape, float32."""
         size = math.prod(shape)
-        words = self.bits([3, (size + 1) // 2], draw, stream=stream, variable=variable)
-        return tf.reshape(normals_from_bits(words)[:size], shape)
+        pairs = -(-size // 2)
+        # All of them words of 64 bits: XLA takes ten times as long to make those of 32.
+        words = self.bits([pairs + -(-pairs // 2)], draw, stream=stream, variable=variable, dtype=tf.uint64)
+        angles = tf.reshape(tf.bitcast(words[pairs:], tf.uint32), [-1])[:pairs]
+        return tf.reshape(normals_from_words(words[:pairs], angles, stddev)[:size], shape)
 
     def __repr__(self):
         return f"NoiseSource(seed={self.seed})"

@@ -26,7 +26,7 @@ _LAYERS = frozenset(
     Flatten Reshape Permute RepeatVector Cropping1D Cropping2D Cropping3D UpSampling1D
     UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
     LayerNormalization GroupNormalization RMSNormalization UnitNormalization BatchNormalization
-    Add Subtract Multiply Average Maximum Minimum Concatenate
+    Add Subtract Multiply Average Maximum Minimum Concatenate Dot
     MultiHeadAttention GroupQueryAttention Attention AdditiveAttention
     """.split()
 )
@@ -161,7 +161,7 @@ def _is_aligned(argument, output):
 
 def _reaches_batch_axis(layer):
     """Whether an argument may make a layer of the list mix examples."""
-    axes = tf.nest.flatten([getattr(layer, name, None) for name in ("axis", "_attention_axes")])
+    axes = tf.nest.flatten([getattr(layer, name, None) for name in ("axis", "axes", "_attention_axes")])
     if type(layer).__name__ == "EinsumDense" and not _keeps_batch(layer.equation):
         return True
     odd_axis = any(axis is not None and axis != -1 and axis < 1 for axis in axes)

@@ -15,6 +15,7 @@ masked out as padding, is left out of the sum by selection.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -168,8 +169,9 @@ def add_noise(
         source, draw, stream: where the noise comes from; see `noise.py`.
         indices: a number per variable that is the same in every step.
     """
+    noise_of = functools.partial(source.normal, draw=draw, stream=stream, stddev=stddev)
     return [
-        value + tf.cast(stddev * source.normal(value.shape, draw, stream=stream, variable=i), value.dtype)
+        value + tf.cast(noise_of(value.shape, variable=i), value.dtype)
         for i, value in zip(indices, clipped.values)
     ]
 
@@ -199,8 +201,16 @@ def weighted_sum(factors: tf.Tensor, gradients: tf.Tensor, kept: tf.Tensor) -> t
 
 
 def select(tensor: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-    """The rows that are kept; zeros in place of the others."""
-    return tf.where(as_column(kept, tensor.shape.rank), tensor, tf.zeros_like(tensor))
+    """The rows that are kept; zeros in place of the others.
+
+    The tensor itself where all are kept: the same numbers, without the copy that would be the
+    dearest part of a step whose examples are all good.
+    """
+
+    def selected():
+        return tf.where(as_column(kept, tensor.shape.rank), tensor, tf.zeros_like(tensor))
+
+    return tf.cond(tf.reduce_all(kept), lambda: tensor, selected)
 
 
 def as_column(vector: tf.Tensor, rank: int) -> tf.Tensor:

@@ -166,15 +166,17 @@ def dataset_of(
     rows: Rows, sampler: PoissonSampler, first_step: Callable[[], int], steps: int | None = None
 ) -> tf.data.Dataset:
     """The batches of a sampler; `first_step` is asked whenever an iteration starts."""
+    first = 0
 
-    def draw():
-        first = first_step()
-        for step in itertools.count(first) if steps is None else range(first, first + steps):
-            yield rows.take(sampler.rows(step))
+    def draw(index):
+        nonlocal first
+        if index == 0:
+            first = first_step()
+        return sampler.rows(first + int(index))
 
-    count = tf.data.INFINITE_CARDINALITY if steps is None else steps
-    batches = tf.data.Dataset.from_generator(draw, output_signature=rows.signature())
-    return batches.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)
+    indices = tf.data.Dataset.counter() if steps is None else tf.data.Dataset.range(steps)
+    drawn = indices.map(lambda i: tf.ensure_shape(tf.numpy_function(draw, [i], tf.int64), [None]))
+    return rows.batches(drawn).prefetch(2)
 
 
 def padded_size(count: tf.Tensor, batch_size: int) -> tf.Tensor:

@@ -73,6 +73,13 @@ def attention():
     return keras.Model(x, layers.Dense(2)(layers.Flatten()(mixed)))
 
 
+def factors():
+    """Matrix factorisation: the product of two rows."""
+    ids = keras.Input((5,), dtype="int32")
+    rows = [layers.Flatten()(layers.Embedding(7, 3)(ids)) for _ in range(2)]
+    return keras.Model(ids, layers.Dense(2)(layers.Dot(axes=1)(rows)))
+
+
 def used_twice():
     """A table and a dense layer with a time axis and without one, each called twice."""
     tokens = keras.Input((5,), dtype="int32")
@@ -107,6 +114,7 @@ def frozen():
 
 MODELS = {
     "attention": (attention, normal(ROWS, 4, 3)),
+    "factors": (factors, TOKENS),
     "used_twice": (used_twice, TOKENS),
     "nested": (nested, normal(ROWS, 5)),
     "residual": (residual, normal(ROWS, 5)),

@@ -10,34 +10,50 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from dp2_keras.noise import NoiseSource, normals_from_bits
+from dp2_keras.noise import NoiseSource, normals_from_words
 
 STEP = tf.constant(0, tf.int64)
 
 
-def box_muller(bits):
-    high, low, angle = bits.astype(np.float64)
-    radius = np.sqrt(-2 * np.log(np.minimum(high / 2**32 + (low + 0.5) / 2.0**64, 1)))
-    turn = 2 * np.pi * angle / 2**32
+def box_muller(words, angles):
+    radius = np.sqrt(-2 * np.log(np.minimum((words.astype(np.float64) + 0.5) / 2.0**64, 1)))
+    turn = 2 * np.pi * angles.astype(np.float64) / 2**32
     return np.concatenate([radius * np.cos(turn), radius * np.sin(turn)])
 
 
-def test_the_transform_is_box_muller():
-    bits = np.random.default_rng(0).integers(0, 2**32, size=(3, 10_000), dtype=np.uint32)
-    np.testing.assert_allclose(normals_from_bits(tf.constant(bits)), box_muller(bits), atol=5e-6)
+def normals(words, angles, **kwargs):
+    return normals_from_words(tf.constant(words, tf.uint64), tf.constant(angles, tf.uint32), **kwargs).numpy()
+
+
+@pytest.mark.parametrize("stddev", [0.0, 1.0, 2.5])
+def test_the_transform_is_box_muller(stddev):
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**64, size=10_000, dtype=np.uint64)
+    angles = rng.integers(0, 2**32, size=10_000, dtype=np.uint32)
+    expected = stddev * box_muller(words, angles)
+    np.testing.assert_allclose(normals(words, angles, stddev=stddev), expected, atol=5e-6 * max(stddev, 1))
 
 
 @pytest.mark.parametrize("sigmas", [5.0, 5.68, 6.0, 7.0, 8.0, 9.0])
 def test_forced_bits_reach_far_into_the_tail(sigmas):
-    uniform = int(np.exp(-(sigmas**2) / 2) * 2**64)
-    bits = np.array([[uniform >> 32], [uniform & 0xFFFFFFFF], [0]], np.uint32)
-    np.testing.assert_allclose(normals_from_bits(tf.constant(bits))[0], sigmas, rtol=1e-5)
+    word = int(np.exp(-(sigmas**2) / 2) * 2**64)
+    np.testing.assert_allclose(normals([word], [0])[0], sigmas, rtol=1e-5)
 
 
-@pytest.mark.parametrize("word", [0, 1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("word", [0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
 def test_extreme_bits_give_finite_normals(word):
-    normals = normals_from_bits(tf.constant(np.full((3, 1), word, np.uint32))).numpy()
-    assert np.all(np.isfinite(normals)) and np.all(np.abs(normals) < 9.5)
+    drawn = normals([word], [word % 2**32])
+    assert np.all(np.isfinite(drawn)) and np.all(np.abs(drawn) < 9.5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7])
+def test_no_word_is_used_twice(size):
+    """Each pair has its own words, whatever the size: the halves of a pair are no other pair's."""
+    drawn = NoiseSource(seed=0).normal([size], STEP, stream=0).numpy()
+    pairs = -(-size // 2)
+    words = NoiseSource(seed=0).bits([pairs + -(-pairs // 2)], STEP, stream=0, dtype=tf.uint64).numpy()
+    expected = box_muller(words[:pairs], words[pairs:].view(np.uint32)[:pairs])
+    np.testing.assert_allclose(drawn, expected[:size], atol=5e-6)
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +112,11 @@ def test_words_of_a_run_are_distinct():
     assert len(np.unique(blocks)) == len(blocks)
 
 
+@pytest.mark.parametrize("dtype", [tf.uint32, tf.uint64])
 @pytest.mark.parametrize("jit", [False, True])
-def test_graph_and_xla_draw_what_eager_draws(jit):
+def test_graph_and_xla_draw_what_eager_draws(jit, dtype):
     source = NoiseSource(seed=0)
-    draw = lambda: source.bits([7, 3], STEP, stream=1, variable=2)  # noqa: E731
+    draw = lambda: source.bits([7, 3], STEP, stream=1, variable=2, dtype=dtype)  # noqa: E731
     np.testing.assert_array_equal(tf.function(draw, jit_compile=jit)(), draw())
 
 

@@ -1,5 +1,7 @@
 """Sparse rows into a dense layer: the sums of the dense rows, without making them."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -97,14 +99,36 @@ def test_the_unscaled_norm_in_its_place_is_found_out(monkeypatch):
         assert_close(sparse_sum(private(build, X[:0]), "adaptive", as_sparse(X)), right)
 
 
+def fit_poisson(model, x, y, **kwargs):
+    model.fit(x, y, verbose=0, **kwargs)
+
+
+@pytest.mark.parametrize("fit", [fit_in_order, fit_poisson])
 @pytest.mark.parametrize("wrap", [scipy.sparse.csr_matrix, as_sparse])
-def test_fit_takes_sparse_rows(wrap):
+def test_fit_takes_sparse_rows(wrap, fit):
     model = private(build, X[:0], "auto", jit_compile=False)
     dense = private(dense_build, X, jit_compile=False)
     for trained, x in ((model, wrap(X)), (dense, X)):
-        fit_in_order(trained, x, LABELS, batch_size=4, epochs=2)
+        fit(trained, x, LABELS, batch_size=4, epochs=2)
     for ours, theirs in zip(model.trainable_variables, dense.trainable_variables):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_poisson_batches_of_a_sparse_input_stay_sparse():
+    model, matrix = private(build, X[:0], "auto", jit_compile=False), scipy.sparse.csr_matrix(X)
+    seen = []
+    model.call = lambda inputs, call=model.call, **kwargs: seen.append(type(inputs)) or call(inputs, **kwargs)
+    with no_dense_rows(matrix):
+        model.fit(matrix, LABELS, batch_size=4, validation_split=0.2, verbose=0)
+    assert seen and all(issubclass(kind, tf.SparseTensor) for kind in seen)
+
+
+@contextlib.contextmanager
+def no_dense_rows(matrix):
+    """Inside, a scipy matrix that is made dense is an error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(matrix), "toarray", lambda *_: pytest.fail("The rows were made dense."))
+        yield
 
 
 def test_methods_that_take_rows_apart_refuse_them():

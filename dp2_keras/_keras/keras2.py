@@ -154,6 +154,12 @@ def is_symbolic(value):
     return isinstance(value, keras.__internal__.KerasTensor)
 
 
+def has_sparse_inputs(model):
+    """Whether an input was declared with `keras.Input(..., sparse=True)`."""
+    specs = [getattr(tensor, "type_spec", None) for tensor in getattr(model, "inputs", None) or []]
+    return any(isinstance(spec, tf.SparseTensorSpec) for spec in specs)
+
+
 def sequential_layers(model):
     return list(model._self_tracked_trackables)
 

@@ -146,6 +146,11 @@ def is_symbolic(value):
     return isinstance(value, keras.KerasTensor)
 
 
+def has_sparse_inputs(model):
+    """Whether an input was declared with `keras.Input(..., sparse=True)`."""
+    return any(tensor.sparse for tensor in getattr(model, "inputs", None) or [])
+
+
 def sequential_layers(model):
     """The layers of a Sequential model, its input layer too."""
     return list(model._layers)

@@ -200,21 +200,34 @@ class Made(Contribution):
         self.gradients = make
 
 
+# A square below it is 0 in float32; added to sums of squares, no norm is smaller than it should be.
+_TINY = 2.0**-126
+
+
 def _product_norms(a, d):
-    """||a||^2 ||d||^2; in float64, where no square of a float32 vanishes."""
-    squares = [tf.reduce_sum(tf.square(tf.cast(t, tf.float64)), axis=-1) for t in (a, d)]
-    return squares[0] * squares[1]
+    """||a||^2 ||d||^2, with room for the squares that vanish."""
+    d, largest = _to_unit_size(d)
+    return _sums_of_squares(a) * _sums_of_squares(d) * tf.square(largest)
+
+
+def _sums_of_squares(rows):
+    # The one operation that squares and adds without a copy of its argument.
+    norms = tf.raw_ops.EuclideanNorm(input=rows, axis=[-1])
+    return tf.square(tf.cast(norms, tf.float64)) + rows.shape[-1] * _TINY
 
 
 def _scaled_product_norms(a, d, scale):
-    """(a^2)^T S^2 d^2. Rows are divided by their largest entry, whose square might vanish else."""
+    """(a^2)^T S^2 d^2, with room for the squares that vanish."""
     scale = tf.cast(tf.reshape(scale, [a.shape[-1], d.shape[-1]]), a.dtype)
-    (a, largest_a), (d, largest_d) = _to_unit_size(a), _to_unit_size(d)
-    squared = tf.reduce_sum(tf.matmul(tf.square(a), tf.square(scale)) * tf.square(d), axis=-1)
-    return tf.cast(squared, tf.float64) * tf.square(largest_a * largest_d)
+    squares = tf.maximum(tf.square(scale), _TINY)
+    room = tf.matmul(tf.fill([1, a.shape[-1]], tf.cast(_TINY, a.dtype)), squares)
+    d, largest = _to_unit_size(d)
+    squared = tf.reduce_sum((tf.matmul(tf.square(a), squares) + room) * tf.square(d), axis=-1)
+    return tf.cast(squared, tf.float64) * tf.square(largest)
 
 
 def _to_unit_size(rows):
+    """Rows divided by their largest entries, and those entries."""
     largest = tf.reduce_max(tf.abs(rows), axis=-1, keepdims=True)
     largest = tf.where(largest > 0, largest, tf.ones_like(largest))
     return rows / largest, tf.cast(largest[:, 0], tf.float64)

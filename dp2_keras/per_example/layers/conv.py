@@ -38,16 +38,8 @@ class Convolution(Bilinear):
         kernel = tf.zeros(self.shape, d.dtype)
         with tf.GradientTape() as tape:
             tape.watch(kernel)
-            outputs = self._convolved(inputs, kernel)
+            outputs = self.window.convolve(inputs, kernel)
         return tape.gradient(outputs, kernel, output_gradients=d)
-
-    def _convolved(self, inputs, kernel):
-        window, padding = self.window, self.window.padding.upper()
-        if padding == "CAUSAL":
-            reach = (window.size[0] - 1) * window.dilations[0]
-            inputs, padding = tf.pad(inputs, [[0, 0], [reach, 0], [0, 0]]), "VALID"
-        layout = {1: "NWC", 2: "NHWC", 3: "NDHWC"}[len(window.size)]  # Conv3D's gradient asks for it.
-        return tf.nn.convolution(inputs, kernel, window.strides, padding, layout, window.dilations)
 
     def weighted_sum(self, factors, kept):
         if self.groups > 1:  # No kernel on a CPU.
