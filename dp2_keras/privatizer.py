@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from dp2_keras import _checks, noise
+from dp2_keras import _checks, noise, xla
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +189,13 @@ def scale_by(tensor: tf.Tensor, scale: tf.Tensor | None) -> tf.Tensor:
 
 def squared_norms(gradients: tf.Tensor) -> tf.Tensor:
     """Sums of squares per example; float64 across rows, where float32 would lose digits."""
-    rows = tf.square(gradients)
-    if gradients.shape.rank > 1:
-        rows = tf.reduce_sum(rows, axis=-1)
-    return tf.reduce_sum(tf.cast(rows, tf.float64), axis=list(range(1, rows.shape.rank)))
+    if gradients.shape.rank < 2:
+        return tf.square(tf.cast(gradients, tf.float64))
+    if xla.is_compiling():
+        rows = tf.cast(tf.reduce_sum(tf.square(gradients), axis=-1), tf.float64)
+    else:  # The one operation that squares and adds without a copy of its argument.
+        rows = tf.square(tf.cast(tf.math.reduce_euclidean_norm(gradients, axis=-1), tf.float64))
+    return tf.reduce_sum(rows, axis=list(range(1, rows.shape.rank)))
 
 
 def weighted_sum(factors: tf.Tensor, gradients: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
@@ -210,6 +213,8 @@ def select(tensor: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
     def selected():
         return tf.where(as_column(kept, tensor.shape.rank), tensor, tf.zeros_like(tensor))
 
+    if xla.is_compiling():
+        return selected()
     return tf.cond(tf.reduce_all(kept), lambda: tensor, selected)
 
 

@@ -21,6 +21,7 @@ from layer_cases import ALL, KERAS_3, LABELS, MADE
 from zoo import ROWS, flat, normal
 
 import dp2_keras as dp2
+from dp2_keras import xla
 from dp2_keras.per_example import blocks, contributions
 
 EPS = 0.05
@@ -55,7 +56,8 @@ def answer_function(model, mode="graph"):
         result, _ = model._answer(query, (*data, None)[:3])
         return result.clipped_sum.values, result.norms
 
-    compiled = answer if mode == "eager" else tf.function(answer, jit_compile=mode == "xla", autograph=False)
+    graph = lambda function: tf.function(function, autograph=False)  # noqa: E731
+    compiled = {"eager": lambda function: function, "graph": graph, "xla": xla.compiled}[mode](answer)
 
     def run(phase, *data):
         model.optimizer.iterations.assign(PHASES.index(phase))

@@ -56,7 +56,7 @@ def clipped_sum(
             to all of them.
         padded_size: the size to pad a batch of unknown size to, of how many examples there are.
             Defaults to no padding.
-        compiled: compiles a function of tensors, such as `tf.function(jit_compile=True)`.
+        compiled: compiles a function of tensors, such as `xla.compiled`.
             Defaults to leaving it as it is.
 
     Returns:

@@ -207,13 +207,8 @@ _TINY = 2.0**-126
 def _product_norms(a, d):
     """||a||^2 ||d||^2, with room for the squares that vanish."""
     d, largest = _to_unit_size(d)
-    return _sums_of_squares(a) * _sums_of_squares(d) * tf.square(largest)
-
-
-def _sums_of_squares(rows):
-    # The one operation that squares and adds without a copy of its argument.
-    norms = tf.raw_ops.EuclideanNorm(input=rows, axis=[-1])
-    return tf.square(tf.cast(norms, tf.float64)) + rows.shape[-1] * _TINY
+    squares = [privatizer.squared_norms(t) + t.shape[-1] * _TINY for t in (a, d)]
+    return squares[0] * squares[1] * tf.square(largest)
 
 
 def _scaled_product_norms(a, d, scale):

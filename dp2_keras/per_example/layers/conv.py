@@ -26,13 +26,18 @@ class Convolution(Bilinear):
 
     def gradients(self, inputs, d):
         positions = [size_of(d, axis) for axis in range(1, d.shape.rank - 1)]
-        patches = self.window.patches(inputs, positions)
-        front, offsets, groups = [tf.shape(d)[0], size_of(patches, 1)], self.window.count, self.groups
-        patches = tf.reshape(patches, [*front, offsets, groups, self.shape[-2]])
+        patches = self.window.patches(inputs, positions)  # [n, positions, offsets, in]
+        d = tf.reshape(d, [tf.shape(d)[0], size_of(patches, 1), self.shape[-1]])
+        product = _product if self.groups == 1 else self._grouped_product
+        return tf.reshape(product(patches, d), [-1, *self.shape])
+
+    def _grouped_product(self, patches, d):
+        front, groups = [tf.shape(d)[0], size_of(patches, 1)], self.groups
+        patches = tf.reshape(patches, [*front, self.window.count, groups, self.shape[-2]])
         patches = tf.reshape(tf.transpose(patches, [0, 3, 2, 4, 1]), [front[0], groups, -1, front[1]])
         d = tf.reshape(d, [*front, groups, self.shape[-1] // groups])
         product = tf.matmul(patches, tf.transpose(d, [0, 2, 1, 3]))  # [n, groups, offsets * in, out]
-        return tf.reshape(tf.transpose(product, [0, 2, 1, 3]), [-1, *self.shape])
+        return tf.transpose(product, [0, 2, 1, 3])
 
     def total(self, inputs, d):
         kernel = tf.zeros(self.shape, d.dtype)
@@ -49,6 +54,11 @@ class Convolution(Bilinear):
     def elements(self):
         seen = self.operands[1].shape[1:-1].num_elements() or 0
         return math.prod(self.shape) + seen * self.window.count * self.operands[0].shape[-1]
+
+
+def _product(patches, d):
+    rows = tf.reshape(patches, [tf.shape(d)[0], size_of(patches, 1), patches.shape[2] * patches.shape[3]])
+    return tf.matmul(rows, d, transpose_a=True)
 
 
 def contributions(layer, inputs, d):
