@@ -252,10 +252,11 @@ class PrivateOptimizer(_keras.Optimizer):
         return squared_mean
 
     def _accumulate(self, gradients, variables):
-        in_sgd_phase = tf.logical_not(self.schedule.is_adaptive(self._step()))
-        for gradient, variable in zip(gradients, variables):
-            share = gradient * tf.cast(in_sgd_phase, gradient.dtype)
-            self._state(self._gradient_sums, variable).assign_add(share)
+        def accumulate():
+            for gradient, variable in zip(gradients, variables):
+                self._state(self._gradient_sums, variable).assign_add(gradient)
+
+        tf.cond(self.schedule.is_adaptive(self._step()), lambda: None, accumulate)
 
     def _scale(self, variable):
         second_moment = tf.convert_to_tensor(self._state(self._second_moments, variable))
