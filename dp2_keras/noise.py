@@ -20,6 +20,7 @@ while the lower half counts the words. So the noise is an injective function of
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import secrets
 
@@ -29,6 +30,7 @@ import tensorflow as tf
 _PHILOX = 1
 _MAX_STREAMS = 1 << 8
 _MAX_VARIABLES = 1 << 16
+_TICKETS = itertools.count()
 
 
 def normals_from_words(words: tf.Tensor, angles: tf.Tensor, stddev: tf.Tensor | float = 1.0) -> tf.Tensor:
@@ -63,6 +65,9 @@ class NoiseSource:
     Args:
         seed: integer, or None for a secret key.
 
+    Attributes:
+        ticket: a number that no other source of this process has, nor a copy.
+
     Example:
     >>> source = NoiseSource(seed=0)
     >>> draw = source.next_draw(step=tf.constant(0, tf.int64))
@@ -71,7 +76,7 @@ class NoiseSource:
     """
 
     def __init__(self, seed: int | None = None):
-        self.seed = seed
+        self.seed, self.ticket = seed, next(_TICKETS)
         with tf.init_scope():
             self._key = tf.Variable(_fresh_key(seed), trainable=False, dtype=tf.uint64)
             self._draws = tf.Variable(0, trainable=False, dtype=tf.int64)

@@ -53,6 +53,7 @@ def test_a_copied_optimizer_has_the_same_config(name, copied):
     again = copied(optimizer)
     assert type(again) is type(optimizer)
     assert again.get_config() == optimizer.get_config()
+    assert again.ticket != optimizer.ticket  # Its steps do not count as the other's.
 
 
 def update_of(model, **arguments):

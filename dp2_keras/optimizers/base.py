@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import numbers
 from collections.abc import Sequence
 
@@ -43,9 +42,6 @@ from dp2_keras.schedule import ConstantSchedule, DelayedSchedule, Phase
 
 NOISE_STREAM = 0
 RANDOM_LAYER_STREAM = 1
-
-# Each optimizer has a number, by which a step finds out whether it is its own steps that are counted.
-_TICKETS = itertools.count()
 
 _REFUSED = {
     "gradient_accumulation_steps": "would clip sums of examples; use `physical_batch_size` in `compile`",
@@ -126,7 +122,6 @@ class PrivateOptimizer(_keras.Optimizer):
         self.num_microbatches = num_microbatches
         self._sigma = None if noise_multiplier == "auto" else float(noise_multiplier)
         self._batch_size = expected_batch_size
-        self.ticket = next(_TICKETS)
         self._open_query = None
         self._updating = False
         self._second_moments = self._gradient_sums = self._first_moments = None
@@ -317,6 +312,11 @@ class PrivateOptimizer(_keras.Optimizer):
 
     def _next_draw(self):
         return self._noise_source.next_draw(self._step())
+
+    @property
+    def ticket(self) -> int:
+        """The number by which a step finds out whether it is its own steps that are counted."""
+        return self._noise_source.ticket
 
     @property
     def batch_size(self) -> int | None:
