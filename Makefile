@@ -6,7 +6,7 @@ PIP = pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?= -m "not slow"
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-slow test-modern test-classic lint format clean
+.PHONY: demo test test-slow test-modern test-classic bench lint format clean
 
 demo: $(VENV)/demo/ready
 	$(VENV)/demo/bin/python examples/demo.py
@@ -21,6 +21,12 @@ test-modern: $(VENV)/modern/ready
 
 test-classic: $(VENV)/classic/ready
 	$(VENV)/classic/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+BENCH_RESULTS ?= build/benchmarks.json
+bench: $(VENV)/modern/ready $(VENV)/classic/ready $(VENV)/torch/ready $(VENV)/jax/ready
+	mkdir -p $(dir $(BENCH_RESULTS)) docs
+	$(VENV)/modern/bin/python benchmarks/run.py --environments $(VENV) --output $(BENCH_RESULTS)
+	$(VENV)/modern/bin/python benchmarks/report.py $(BENCH_RESULTS) docs/benchmarks.md
 
 lint: $(VENV)/modern/ready
 	$(VENV)/modern/bin/ruff check .
@@ -47,6 +53,12 @@ $(VENV)/classic/ready: setup.py requirements/classic.txt requirements/classic-no
 	$(VENV)/classic/bin/$(PIP) --no-deps -r requirements/classic-no-deps.txt
 	$(VENV)/classic/bin/$(PIP) -r requirements/classic.txt -r requirements/dev.txt
 	$(VENV)/classic/bin/$(PIP) --no-deps --no-build-isolation -e .
+	touch $@
+
+# Contenders of `make bench` alone.
+$(VENV)/torch/ready $(VENV)/jax/ready: $(VENV)/%/ready: requirements/%.txt
+	$(PYTHON) -m venv $(VENV)/$*
+	$(VENV)/$*/bin/$(PIP) -r $<
 	touch $@
 
 clean:

@@ -1,0 +1,132 @@
+"""Writes what was measured: python benchmarks/report.py results.json docs/benchmarks.md
+
+The figure of growth goes beside the document, under the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+
+import contenders
+import growth
+import workloads
+
+METHOD = """\
+One process for each contender trains the same made-up data at the same batch size. The processes of a
+workload are alive at once and take turns of 20 steps, {rounds} turns each, after they have compiled and
+warmed up; so a slow minute of the machine slows all of them. Contenders marked * took gigabytes or
+seconds: they ran alone, in turns of 4 steps.
+
+Figures are medians over turns, with quartiles in brackets. A step ends when its parameters are new, and
+it includes taking the batch from the data. Peak memory is that of the whole process: interpreter,
+libraries and data are in it. Ratios are to plain Keras on the same workload. Noise multiplier and clip
+are 1. This package draws Poisson batches, whose sizes vary about the batch size; the others get exactly
+that many rows. TF Privacy, Opacus and jax-privacy update by plain SGD, the cheapest rule."""
+
+
+def document(results, figure):
+    """The whole document."""
+    parts = [
+        *("# Benchmarks", "## How it was measured", METHOD.format(**results), about(results["machine"])),
+        table(["environment", "versions"], version_rows(results["versions"])),
+        *("## Contenders", contender_table(), "## Time and memory"),
+        *(part for name, words in families() for part in family(results["workloads"], name, words)),
+        *("## Growth", GROWTH, f"![Time and memory against size]({figure})"),
+        table(["contender", *growth.COLUMNS], growth.exponent_rows(results["workloads"])),
+        *failures(results["workloads"], workloads.GROWTH),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+GROWTH = """\
+One size is doubled four times: the width of a square Dense layer (batch 64), its batch (width 1,024), and
+the length of the sequences of W5 (batch 32). Below the figure are the exponents p of size^p, fitted to the
+three largest sizes: 1 is a doubling for a doubling. Memory includes what every process needs, which makes
+its exponents smaller than those of the arrays."""
+
+
+def about(machine):
+    """One line about the machine."""
+    return "Machine: {cpu}, {cores} cores, {memory_gb} GB, no GPU; {date}.".format(**machine)
+
+
+def table(head, rows):
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def version_rows(versions):
+    """A row for each environment: its packages and their versions."""
+    for name, packages in versions.items():
+        yield name, ", ".join(f"{package} {version}" for package, version in packages.items())
+
+
+def contender_table():
+    """How each contender is called."""
+    rows = ([f"`{c.name}`", c.environment, c.algorithm, c.call] for c in contenders.CONTENDERS)
+    return table(["contender", "environment", "a step", "how it is called"], rows)
+
+
+def families():
+    """Names and words of the workloads W1 to W5, as workloads.py lists them."""
+    return re.findall(r"\| (W\d) \| (.+?) \|", workloads.__doc__)
+
+
+def family(measured, name, words):
+    """The heading, the table and the failures of workloads that differ in batch size."""
+    yield f"### {name}: {words}"
+    cases = [(w, c) for w in workloads.MAIN for c in contenders.CONTENDERS if w.name.startswith(name)]
+    cases = [(w, c, measured[w.name][c.name]) for w, c in cases if c.name in measured.get(w.name, {})]
+    rows = [row(w, c, entry, measured[w.name].get("keras", {})) for w, c, entry in cases]
+    yield table(["contender", "batch", "ms a step", "ratio", "peak MB", "ratio"], rows)
+    yield from failures(measured, [w for w in workloads.MAIN if w.name.startswith(name)])
+
+
+def failures(measured, chosen):
+    """A list of what failed, and with which words."""
+    errors = [
+        (n, w.name, e["error"]) for w in chosen for n, e in measured.get(w.name, {}).items() if "error" in e
+    ]
+    if errors:
+        yield "\n".join(f"- `{name}` fails on {workload}: {error}" for name, workload, error in errors)
+
+
+def row(workload, contender, entry, floor):
+    """A contender's row of a table."""
+    star = "*" if workload.name in contender.heavy else ""
+    head = [f"`{contender.name}`{star}", str(workload.batch_size)]
+    if "error" in entry:
+        return [*head, "fails", "", "", ""]
+    time = "{} ({}–{})".format(*(digits(entry[key]) for key in ("ms", "ms_low", "ms_high")))
+    return [
+        *head,
+        time,
+        ratio(entry, floor, "ms"),
+        f"{entry['peak_mb']:,.0f}",
+        ratio(entry, floor, "peak_mb"),
+    ]
+
+
+def ratio(entry, floor, key):
+    """How many times the floor."""
+    return f"{entry[key] / floor[key]:.2f}" if key in floor else ""
+
+
+def digits(value):
+    """A number with three digits that count."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def main(source, target):
+    results = json.loads(source.read_text())
+    figure = target.with_suffix(".png")
+    growth.plot(results["workloads"], figure)
+    target.write_text(document(results, figure.name))
+
+
+if __name__ == "__main__":
+    main(*map(pathlib.Path, sys.argv[1:]))
