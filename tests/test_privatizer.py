@@ -151,9 +151,7 @@ def test_neighbouring_data_sets_in_both_phases_and_across_the_boundary(step):
         other[i] *= -1
         assert np.linalg.norm(total - clipped_sum(other, y)[0]) <= 2 * bound * ROUNDING
         other[i] = np.nan
-        np.testing.assert_allclose(
-            clipped_sum(other, y)[0], clipped_sum(x[others], y[others])[0], atol=1e-5
-        )
+        np.testing.assert_allclose(clipped_sum(other, y)[0], clipped_sum(x[others], y[others])[0], atol=1e-5)
     np.testing.assert_array_equal(clipped_sum(x[:0], y[:0])[0], np.zeros(6))
     one = clipped_sum(x[:1], y[:1])[0]
     assert np.linalg.norm(one) <= bound * ROUNDING
