@@ -2,8 +2,9 @@
 
     loss_i = the compiled loss of a batch of one, example i
 
-Predictions travel as a flat list of tensors, their Keras masks behind them, because a
-map over examples takes nothing else.
+Predictions travel as a flat list of tensors, because a map over examples takes nothing else. Behind them
+travels what Keras has noted in them: masks, and the logits that an activation made them of, by which its
+cross-entropies are exact where probabilities round to 0 or 1.
 """
 
 from __future__ import annotations
@@ -82,9 +83,11 @@ class ExamplePass:
 
     def predictions(self, outputs):
         """What the model put out, as it nests it."""
-        count = len(self._masked)
-        tensors, masks = list(outputs[:count]), iter(outputs[count:])
-        tensors = [_keras.set_mask(t, next(masks)) if m else t for t, m in zip(tensors, self._masked)]
+        count = len(tf.nest.flatten(self._structure))
+        tensors, notes = list(outputs[:count]), iter(outputs[count:])
+        for name, is_noted in self._noted.items():
+            for tensor in (t for t, noted in zip(tensors, is_noted) if noted):
+                setattr(tensor, name, next(notes))
         return tf.nest.pack_sequence_as(self._structure, tensors)
 
     def _pack(self, leaves, sparse_rows=None):
@@ -108,9 +111,10 @@ class ExamplePass:
                     "Each output of the model must have the batch as its first axis. Received: an "
                     f"output of shape {tensor.shape} for a batch of {examples}"
                 )
-        masks = [_keras.mask_of(tensor) for tensor in flat]
-        self._structure, self._masked = y_pred, [mask is not None for mask in masks]
-        return flat + [mask for mask in masks if mask is not None]
+        notes = {name: [getattr(tensor, name, None) for tensor in flat] for name in _keras.NOTES}
+        self._noted = {name: [note is not None for note in found] for name, found in notes.items()}
+        self._structure = y_pred
+        return flat + [note for found in notes.values() for note in found if note is not None]
 
     def _loss(self, x, y, y_pred, sample_weight):
         owner = self.model._loss_owner()

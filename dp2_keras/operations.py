@@ -12,6 +12,7 @@ import inspect
 import tensorflow as tf
 
 from dp2_keras import _keras
+from dp2_keras.per_example.layers.einsum_dense import letters
 
 _LAYERS = frozenset(
     """
@@ -27,9 +28,10 @@ _LAYERS = frozenset(
     UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
     LayerNormalization GroupNormalization RMSNormalization UnitNormalization BatchNormalization
     Add Subtract Multiply Average Maximum Minimum Concatenate Dot
-    MultiHeadAttention GroupQueryAttention Attention AdditiveAttention
+    MultiHeadAttention Attention AdditiveAttention
     """.split()
 )
+_OF_SEQUENCES = ("Attention", "AdditiveAttention")
 _RECURRENT = frozenset("LSTM GRU SimpleRNN".split())
 _ELEMENTWISE = frozenset(
     "add subtract multiply divide truedivide truediv relu gelu silu tanh sigmoid".split()
@@ -162,8 +164,10 @@ def _is_aligned(argument, output):
 def _reaches_batch_axis(layer):
     """Whether an argument may make a layer of the list mix examples."""
     axes = tf.nest.flatten([getattr(layer, name, None) for name in ("axis", "axes", "_attention_axes")])
-    if type(layer).__name__ == "EinsumDense" and not _keeps_batch(layer.equation):
+    if type(layer).__name__ == "EinsumDense" and not _keeps_batch(layer):
         return True
+    if type(layer).__name__ in _OF_SEQUENCES and min(_input_ranks(layer), default=0) < 3:
+        return True  # Of [n, width] they make one sequence of n.
     odd_axis = any(axis is not None and axis != -1 and axis < 1 for axis in axes)
     activation = getattr(layer, "activation", None)
     odd_activation = activation is not None and not (
@@ -172,7 +176,22 @@ def _reaches_batch_axis(layer):
     return odd_axis or odd_activation or getattr(layer, "target_shape", True) == ()
 
 
-def _keeps_batch(equation):
-    """Whether an einsum's first letter is the batch's, on both sides and nowhere else."""
-    inputs, kernel, outputs = equation.replace(" ", "").replace("->", ",").split(",")
-    return inputs[0] == outputs[0] and inputs[0] not in kernel
+def _keeps_batch(layer):
+    """Whether an einsum's first letter is the batch's, with another one on both sides, and in no other place.
+
+    Another, because layers and activations take the last axis for the features.
+    """
+    named = len(layer.equation.split(",")[0].replace("...", "").strip())
+    ranks = (_input_ranks(layer) or {named, named + 1}) if "..." in layer.equation else {named}
+    for inputs, kernel, outputs in (letters(layer.equation, rank) for rank in ranks):
+        batch = inputs[:1]
+        once = batch and inputs.count(batch) == outputs.count(batch) == 1 and batch not in kernel
+        if not once or outputs[0] != batch or len(outputs) < 2:
+            return False
+    return True
+
+
+def _input_ranks(layer):
+    """The ranks of what a layer was given where the model was put together; none if it was not yet."""
+    arguments = [t for given, _ in _keras.operation_calls(layer) for t in tf.nest.flatten(given)]
+    return {len(t.shape) for t in arguments if _keras.is_symbolic(t)}

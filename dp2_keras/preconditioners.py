@@ -21,6 +21,8 @@ import tensorflow as tf
 
 from dp2_keras import _checks
 
+_LEAST_EPS = 1e-18
+
 
 @dataclasses.dataclass(frozen=True)
 class Preconditioner(abc.ABC):
@@ -34,6 +36,8 @@ class Preconditioner(abc.ABC):
 
     def __post_init__(self):
         _checks.positive(eps=self.eps)
+        if self.eps < _LEAST_EPS:
+            _checks.fail(f"at least {_LEAST_EPS}: the square of its inverse is a float32", eps=self.eps)
 
     @abc.abstractmethod
     def refresh(self, second_moment: tf.Tensor, squared_mean: tf.Tensor) -> tf.Tensor:

@@ -170,10 +170,9 @@ def add_noise(
         indices: a number per variable that is the same in every step.
     """
     noise_of = functools.partial(source.normal, draw=draw, stream=stream, stddev=stddev)
-    return [
-        value + tf.cast(noise_of(value.shape, variable=i), value.dtype)
-        for i, value in zip(indices, clipped.values)
-    ]
+    # In float32, which the noise is made in: of a longer sum, the last bits would stay as they were.
+    noisy = [tf.cast(v, tf.float32) + noise_of(v.shape, variable=i) for i, v in zip(indices, clipped.values)]
+    return [tf.cast(total, value.dtype) for total, value in zip(noisy, clipped.values)]
 
 
 def compute_dtype(dtype) -> tf.DType:

@@ -1,10 +1,5 @@
-"""The ghost path gives the clipped sum of a loop over single examples, in both phases.
+"""The ghost path gives the clipped sum of a loop over single examples, in both phases; see `ghosts.py`."""
 
-The loop is plain Keras at a batch of one; scale, norm and clip are NumPy in float64. The
-scale is random, so that a norm that leaves it out cannot pass.
-"""
-
-import functools
 import time
 
 import hypothesis
@@ -12,86 +7,26 @@ import hypothesis.strategies as st
 import keras
 import layer_cases
 import numpy as np
-import oracle
 import pytest
 import tensorflow as tf
 import zoo
+from ghosts import (
+    PHASES,
+    answer_function,
+    assert_close,
+    clip_between,
+    clipped_sum,
+    example_gradients,
+    expected,
+    private,
+    scale,
+)
 from keras import layers
-from layer_cases import ALL, KERAS_3, LABELS, MADE
+from layer_cases import ALL, LABELS, MADE, SEQUENCE
 from zoo import ROWS, flat, normal
 
 import dp2_keras as dp2
-from dp2_keras import xla
-from dp2_keras.per_example import blocks, contributions
-
-EPS = 0.05
-MODES = ("eager", "graph", "xla")
-PHASES = ("sgd", "adaptive")
-
-
-def private(build, x, method="ghost", clips=(1.0, 1.0), loss="mse", **compile_arguments):
-    """A compiled private model whose preconditioner is random, and its scale, flat."""
-    model = dp2.make_private(zoo.filled(build(), x))
-    optimizer = dp2.DP2RMSprop(
-        0.1, clips[1], 0.0, delay=1, sgd_l2_norm_clip=clips[0], eps=EPS, expected_batch_size=4, noise_seed=1
-    )
-    model.compile(optimizer, loss=loss, method=method, **compile_arguments)
-    optimizer.build(model.trainable_variables)
-    rng = np.random.default_rng(11)
-    for moment in optimizer._second_moments:
-        moment.assign(rng.lognormal(-2.0, 2.0, size=moment.shape))
-    return model
-
-
-def scale(model, phase):
-    moments = flat(model.optimizer._second_moments)
-    return 1 / (np.sqrt(moments) + EPS) if phase == "adaptive" else np.ones_like(moments)
-
-
-def answer_function(model, mode="graph"):
-    """Maps data and a phase to the clipped sum, flat, and the norms."""
-
-    def answer(*data):
-        query = model.optimizer.begin_step(model.trainable_variables)
-        result, _ = model._answer(query, (*data, None)[:3])
-        return result.clipped_sum.values, result.norms
-
-    graph = lambda function: tf.function(function, autograph=False)  # noqa: E731
-    compiled = {"eager": lambda function: function, "graph": graph, "xla": xla.compiled}[mode](answer)
-
-    def run(phase, *data):
-        model.optimizer.iterations.assign(PHASES.index(phase))
-        values, norms = compiled(*tf.nest.map_structure(tf.constant, data))
-        return flat(values), norms.numpy()
-
-    return run
-
-
-def clipped_sum(model, phase, x, y=None, mode="graph"):
-    return answer_function(model, mode)(phase, x, LABELS[: len(x)] if y is None else y)[0]
-
-
-@functools.cache
-def example_gradients(case):
-    """The gradients of all examples, by the loop."""
-    build, x = ALL[case]
-    plain = zoo.filled(build(), x)
-    gradients = zoo.slow_gradients(plain, x, LABELS, zoo.sum_of_losses("mse"))
-    return np.array(list(gradients(flat(plain.trainable_variables), range(ROWS))))
-
-
-def clip_between(gradients):
-    """A clip norm that some examples exceed and some do not."""
-    return float(np.median(np.linalg.norm(gradients, axis=1)))
-
-
-def expected(gradients, scale, clip):
-    return sum(oracle.clip(scale * g, clip) for g in gradients)
-
-
-def assert_close(ours, theirs, tolerance=1e-5):
-    assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
-
+from dp2_keras.per_example import blocks
 
 # Every layer kind.
 
@@ -171,166 +106,15 @@ def test_physical_batch_size_changes_nothing(size, mode):
         assert_close(in_chunks(phase, x, LABELS)[0], at_once(phase, x, LABELS)[0])
 
 
-# What one example can do.
-
-BAD = {"huge": 1e12, "nan": np.nan, "inf": np.inf}
-ROUNDING = 1 + 1e-5
-
-
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("case", ["dense", "dense_over_time", "conv1d", "layer_norm", "attention", "prelu"])
-def test_neighbours_differ_by_at_most_the_clip_norm(case, phase):
-    build, x = ALL[case]
-    clip = 0.3 * clip_between(example_gradients(case))
-    model = private(build, x, clips=(clip, clip))
-    answer = answer_function(model)
-    for index in (0, 4):
-        others = np.arange(ROWS) != index
-        without = answer(phase, x[others], LABELS[others])[0]
-        assert np.linalg.norm(answer(phase, x, LABELS)[0] - without) <= clip * ROUNDING + 1e-6
-        for name, value in BAD.items():
-            poisoned, labels = x.copy(), LABELS.copy()
-            poisoned[index] = value
-            difference = answer(phase, poisoned, LABELS)[0] - without
-            assert np.linalg.norm(difference) <= clip * ROUNDING + 1e-6
-            if name == "nan":
-                np.testing.assert_allclose(difference, 0, atol=1e-6)
-            labels[index] = value
-            assert np.linalg.norm(answer(phase, x, labels)[0] - without) <= clip * ROUNDING + 1e-6
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_tiny_inputs_and_huge_errors_do_not_slip_under_the_clip(phase):
-    """The square of 1e-25 is zero in float32; the product of 1e-25 and 1e25 is not."""
-    build = lambda: keras.Sequential([keras.Input((2,)), layers.Dense(2, use_bias=False)])  # noqa: E731
-    x, y = np.full((1, 2), 1e-25, np.float32), np.full((1, 2), 1e25, np.float32)
-    total = clipped_sum(private(build, x, clips=(1e-3, 1e-3)), phase, x, y)
-    assert 0 < np.linalg.norm(total) < 1e-3 * ROUNDING
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_empty_batch_has_a_sum_of_zero(mode):
-    build, x = ALL["transformer"]
-    answer = answer_function(private(build, x), mode)
-    for phase in PHASES:
-        values, norms = answer(phase, x[:0], LABELS[:0])
-        assert not values.any() and norms.shape == (0,)
-
-
-# Mutations: a norm that leaves the scale out breaks the bound, and these tests see it.
-
-
-def unscaled(method):
-    return lambda self, scale: method(self, None)
-
-
-@pytest.mark.parametrize(
-    "case, kind",
-    [
-        ("dense", contributions.Outer),
-        ("dense_over_time", contributions.Outer),
-        ("embedding", contributions.Rows),
-        ("layer_norm", contributions.Direct),
-        ("conv1d", contributions.Contribution),
-        ("used_twice", contributions.Contribution),
-        ("prelu", contributions.Contribution),
-    ],
-)
-def test_the_unscaled_norm_in_its_place_is_found_out(case, kind, monkeypatch):
-    build, x = ALL[case]
-    model = private(build, x)
-    for moment in model.optimizer._second_moments:
-        moment.assign(tf.zeros(moment.shape))  # The scale is 1 / eps = 20.
-    right = clipped_sum(model, "adaptive", x)
-    monkeypatch.setattr(kind, "squared_norms", unscaled(kind.squared_norms))
-    with pytest.raises(AssertionError):
-        assert_close(clipped_sum(model, "adaptive", x), right)
-    one = clipped_sum(model, "adaptive", x[:1])
-    assert np.linalg.norm(one) > ROUNDING  # More than the clip norm, which is 1.
-
-
-# Weights used elsewhere.
-
-
-@dp2.declare_per_example
-class Tied(layers.Layer):
-    """Reads the table of an embedding that is another layer's."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.table = table
-
-    def call(self, inputs):
-        return tf.linalg.matvec(tf.convert_to_tensor(self.table.embeddings), inputs)
-
-
-def tied():
-    tokens, table = keras.Input((5,), dtype="int32"), layers.Embedding(7, 3)
-    hidden = layers.GlobalAveragePooling1D()(table(tokens))
-    return keras.Model(tokens, layers.Dense(2)(Tied(table)(hidden)))
-
-
-def test_a_weight_read_outside_its_layer_is_refused_by_name():
-    x = layer_cases.TOKENS
-    with pytest.raises(ValueError, match="embeddings.*outside the layer that owns it"):
-        clipped_sum(private(tied, x), "sgd", x)
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_auto_takes_the_vectorized_path_for_it_and_says_why(mode):
-    x = layer_cases.TOKENS
-    model = private(tied, x, "auto")
-    assert model.privacy_plan().method == "ghost"  # By looking alone.
-    total = clipped_sum(model, "adaptive", x, mode=mode)
-    assert model.privacy_plan().method == "vectorized"
-    assert "outside the layer" in str(model.privacy_plan())
-    assert_close(total, clipped_sum(private(tied, x, "loop"), "adaptive", x))
-
-
-class LossOfWeights(keras.Sequential):
-    """Adds a function of the weights to each example's loss."""
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=None):
-        kernel = tf.convert_to_tensor(self.layers[0].kernel)
-        return tf.reduce_mean(tf.square(y - y_pred)) * tf.reduce_sum(tf.square(kernel))
-
-
-def test_a_loss_that_reads_weights_is_refused():
-    model = dp2.declare_per_example(LossOfWeights)([keras.Input((5,)), layers.Dense(2)])
-    with pytest.raises(ValueError, match="loss reads a weight"):
-        clipped_sum(private(lambda: model, normal(ROWS, 5)), "sgd", normal(ROWS, 5))
-
-
-def mixing():
-    x = keras.Input((5,))
-    mean = keras.ops.mean(x, axis=0, keepdims=True) if KERAS_3 else tf.reduce_mean(x, 0, keepdims=True)
-    return keras.Model(x, layers.Dense(2)(x - mean))
-
-
-def test_an_operation_that_mixes_examples_is_refused_by_name():
-    x = normal(ROWS, 5)
-    with pytest.raises(ValueError, match="mean.*not known to treat the examples"):
-        private(mixing, x).privacy_plan()
-    assert "mean" in private(mixing, x, "auto").privacy_plan().why
-
-
-@pytest.mark.parametrize("shape", [(3,), (1, 3), (2, 3)])
-def test_arithmetic_must_not_broadcast_along_the_batch(shape):
-    x = keras.Input((3,))
-    model = keras.Model(x, layers.Dense(2)(x + tf.ones(shape)))
-    plan = private(lambda: model, normal(ROWS, 3) if shape != (2, 3) else normal(2, 3), "auto").privacy_plan()
-    assert plan.method == ("vectorized" if shape == (2, 3) else "ghost")
-
-
 # Memory.
 
 
 def shapes_in(graph):
-    """The static shapes of all tensors of a graph and of the functions it calls."""
+    """The static shapes of all tensors of numbers in a graph and in the functions it calls."""
     graphs = [graph, *(function.graph for function in graph._functions.values())]
     tensors = [t for g in graphs for op in g.get_operations() for t in op.outputs]
     assert len(graphs) > 2  # Both branches of the phase.
-    return {tuple(t.shape) for t in tensors if t.shape.rank}
+    return {tuple(t.shape) for t in tensors if t.shape.rank and t.dtype.is_floating}
 
 
 @pytest.mark.parametrize(
@@ -388,6 +172,53 @@ def test_random_models_agree_with_the_loop(steps, tokens, length, phase, clip, s
 
 
 # How a step uses it.
+
+
+@pytest.mark.parametrize(
+    "activation, loss, units",
+    [("sigmoid", "binary_crossentropy", 1), ("softmax", "categorical_crossentropy", 2)],
+)
+def test_confident_mistakes_have_the_gradient_that_keras_gives_them(activation, loss, units):
+    """The probability of a logit of -100 is 0, and its gradient is lost; Keras goes by the logit."""
+    build = lambda: keras.Sequential([keras.Input((1,)), layers.Dense(units, activation)])  # noqa: E731
+    x = np.repeat(np.float32([[0.1], [-5.0], [20.0], [-100.0]]), 2, axis=0)
+    y = np.float32(np.arange(8)[:, None] % 2 == np.arange(units))  # Each with the right label and the wrong one.
+    models = [private(build, x, method, (1e9, 1e9), loss=loss) for method in ("ghost", "vectorized", "loop")]
+    sums, norms = zip(*(answer_function(model)("sgd", x, y) for model in models))
+    assert norms[0].max() > 10
+    for total, norm in zip(sums[1:], norms[1:]):
+        np.testing.assert_allclose(norms[0], norm, rtol=1e-5)
+        assert_close(sums[0], total)
+
+
+def returning_states():
+    x = keras.Input((6, 3))
+    _, hidden, _ = layers.LSTM(3, return_state=True)(x)
+    return keras.Model(x, layers.Dense(2)(hidden))
+
+
+def of_integers():
+    return keras.Sequential([keras.Input((5,), dtype="int32"), layers.Dense(2)])
+
+
+def in_float64():
+    recurrent = layers.LSTM(3, dtype="float64")
+    return keras.Sequential([keras.Input((6, 3)), recurrent, layers.Dense(2, dtype="float64")])
+
+
+@pytest.mark.parametrize(
+    "build, x, method",
+    [
+        (returning_states, SEQUENCE, "vectorized"),
+        (of_integers, layer_cases.TOKENS, "ghost"),
+        (in_float64, SEQUENCE, "ghost"),
+    ],
+)
+def test_auto_finds_a_way(build, x, method):
+    model = dp2.make_private(build())
+    model.compile(dp2.DPSGD(0.1, 1.0, 1.0, expected_batch_size=ROWS), loss="mse")
+    model.train_on_batch(x, LABELS)
+    assert model.privacy_plan().method == method
 
 
 def test_sample_weights_weigh_the_loss_before_the_clip():

@@ -29,8 +29,12 @@ def test_it_is_a_loop_over_examples(mode):
 @each_mode
 @pytest.mark.parametrize(
     "product",
-    [lambda x: tf.matmul(x[None], WEIGHTS), lambda x: tf.matmul(x[None], WEIGHTS[None])],
-    ids=["ranks", "rows"],
+    [
+        lambda x: tf.matmul(x[None], WEIGHTS),
+        lambda x: tf.matmul(x[None], WEIGHTS[None]),
+        tf.function(lambda x: tf.matmul(x[None], WEIGHTS), autograph=False),
+    ],
+    ids=["ranks", "rows", "function"],
 )
 def test_a_product_by_one_matrix_is_refused_where_it_would_be_wrong(product, mode, monkeypatch):
     monkeypatch.setattr(mapping, "_broadcasts_wrongly", lambda: True)

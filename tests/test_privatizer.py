@@ -12,7 +12,8 @@ from conftest import logistic_model
 from scipy import stats
 
 import dp2_keras as dp2
-from dp2_keras.privatizer import ClippedSum, ClippingQuery, GaussianPrivatizer
+from dp2_keras.noise import NoiseSource
+from dp2_keras.privatizer import ClippedSum, ClippingQuery, GaussianPrivatizer, add_noise
 
 ROUNDING = 1 + 1e-5
 
@@ -202,6 +203,15 @@ def test_noise_of_a_step_has_exactly_the_stated_deviation(make, deviations, jit)
         assert stats.kstest(noise, "norm", args=(0, stated)).pvalue > 1e-3
         for wrong in (2 / 3, 3 / 2):
             assert stats.kstest(noise, "norm", args=(0, wrong * stated)).pvalue < 1e-9
+
+
+def test_noise_reaches_the_last_bit_of_a_sum_of_float64():
+    """Noise of float32 has no bits below 2^-34 or so; those of the sum must not stay."""
+    value = tf.constant(np.pi * 10.0 ** np.arange(-6.0, 1.0), tf.float64)
+    clipped, source = ClippedSum(query(), [value]), NoiseSource(seed=0)
+    (noisy,) = add_noise(clipped, tf.constant(1.0), source, tf.constant(0, tf.int64), 0, [0])
+    assert noisy.dtype == tf.float64
+    np.testing.assert_array_equal(noisy, np.float32(noisy))
 
 
 def test_noise_is_new_in_every_step_without_a_seed():

@@ -7,6 +7,9 @@ import warnings
 import keras
 import tensorflow as tf
 
+# What Keras notes in a tensor that a model puts out, for its losses and metrics.
+NOTES = ("_keras_mask", "_keras_logits")
+
 register = keras.saving.register_keras_serializable(package="dp2_keras")
 
 
@@ -72,17 +75,6 @@ def may_draw(layer):
 def holds_generator(layer):
     """Whether a layer has a generator of random numbers of its own."""
     return bool(getattr(layer, "_seed_generators", None)) or hasattr(layer, "_random_generator")
-
-
-def mask_of(tensor):
-    """The Keras mask of an output, or None."""
-    return getattr(tensor, "_keras_mask", None)
-
-
-def set_mask(tensor, mask):
-    """Gives a tensor a Keras mask."""
-    tensor._keras_mask = mask
-    return tensor
 
 
 def functional_arguments(args, kwargs):

@@ -73,7 +73,7 @@ def recorded(units: list[Unit], tape: tf.GradientTape) -> Iterator[list[Call]]:
             if _place() != here:  # Keras 2 infers shapes in a graph of its own.
                 return original(*args, **kwargs)
             with _constant_weights(layer), _keras.attributes(linear):
-                output = tf.identity(original(*args, **kwargs))
+                output = _one_tensor(original(*args, **kwargs), layer)
             tape.watch(output)
             calls.append(Call(unit, args, kwargs, output))
             return output if activation is None else activation(output)
@@ -82,6 +82,16 @@ def recorded(units: list[Unit], tape: tf.GradientTape) -> Iterator[list[Call]]:
 
     with _keras.attributes([(unit.layer, "call", recording(unit)) for unit in units]):
         yield calls
+
+
+def _one_tensor(output, layer):
+    if not tf.is_tensor(output):
+        raise ValueError(
+            f"Layer '{layer.name}' ({type(layer).__name__}) must put out one tensor for "
+            '`method="ghost"`: compile the model with `method="vectorized"`. Received: '
+            f"{type(output).__name__}"
+        )
+    return tf.identity(output)
 
 
 def _place():

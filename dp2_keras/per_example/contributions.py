@@ -17,6 +17,11 @@ and output gradients d of a dense layer,
 
 Examples that are not kept are left out by selection before they meet a number. By
 default a gradient is made, block by block; a subclass says where it need not be.
+
+Both answers are of one and the same rounded g_i. Were the terms of an example added up by themselves for
+its norm, but in among those of others for the sum, then terms that are huge and cancel would have a norm of
+nothing, and yet round away what the others left there: more than the clip norm. So what is added up within
+an example is added up before it meets another.
 """
 
 from __future__ import annotations
@@ -67,6 +72,10 @@ class Contribution:
         """How many numbers it takes to make one example's gradient."""
         return math.prod(self.shape)
 
+    def plus(self, others: Sequence[Contribution]) -> Contribution:
+        """That of a variable which others contribute to as well."""
+        return Total([self, *others])
+
 
 class Direct(Contribution):
     """g_i as it is: for variables no larger than what the layer puts out, such as a bias."""
@@ -84,28 +93,11 @@ class Direct(Contribution):
         return privatizer.weighted_sum(factors, self.operands[0], kept)
 
 
-class Bilinear(Contribution):
-    """Gradients linear in d, so that the factors go into d and one sum is made of all examples."""
-
-    def total(self, *operands: tf.Tensor) -> tf.Tensor:
-        """The sum of all examples' gradients."""
-        raise NotImplementedError
-
-    def weighted_sum(self, factors, kept):
-        *operands, d = (privatizer.select(t, kept) for t in self.operands)
-        d *= tf.cast(privatizer.as_column(factors, d.shape.rank), d.dtype)
-        return self.total(*operands, d)
-
-
-class Outer(Bilinear):
+class Outer(Contribution):
     """g = sum_t a_t d_t^T, a matrix [in, out], with a time axis or without one.
 
-    Without: the equation at the top of this file. With time, and S = 1, also
-
-        ||g||^2 = sum_{t, u} (a_t . a_u) (d_t . d_u)
-
-    in float64, because the terms cancel; where that is dearer than g, or S is not 1, g
-    itself is made.
+    Without: the equation at the top of this file, and one product of matrices for the sum. With time, g is
+    made for both.
 
     Args:
         a: [n, in] or [n, time, in].
@@ -117,28 +109,38 @@ class Outer(Bilinear):
         if a.shape.rank == 3 and a.shape[1] == 1:
             a, d = a[:, 0], d[:, 0]
         super().__init__([a, d], shape)
+        self.has_time = a.shape.rank == 3
 
     def gradients(self, a, d):
-        if a.shape.rank == 2:
+        if not self.has_time:
             a, d = a[:, None], d[:, None]
         return tf.reshape(tf.matmul(a, d, transpose_a=True), [-1, *self.shape])
 
-    def total(self, a, d):
-        a, d = (tf.reshape(t, [-1, t.shape[-1]]) for t in (a, d))
+    def squared_norms(self, scale):
+        if self.has_time:
+            return super().squared_norms(scale)
+        a, d = self.operands
+        return _product_norms(a, d) if scale is None else _scaled_product_norms(a, d, scale)
+
+    def weighted_sum(self, factors, kept):
+        if self.has_time:
+            return super().weighted_sum(factors, kept)
+        a, d = _weighted(self.operands, factors, kept)
         return tf.reshape(tf.matmul(a, d, transpose_a=True), self.shape)
 
-    def squared_norms(self, scale):
-        a, d = self.operands
-        if a.shape.rank == 2:
-            return _product_norms(a, d) if scale is None else _scaled_product_norms(a, d, scale)
-        time, size_in, size_out = a.shape[1], a.shape[2], d.shape[2]
-        if scale is None and time is not None and 2 * time * (size_in + size_out) < size_in * size_out:
-            return _pairwise_norms(a, d)
-        return super().squared_norms(scale)
+    def plus(self, others):
+        if not all(isinstance(other, Outer) for other in others):
+            return super().plus(others)
+        operands = zip(*(part.operands_over_time() for part in (self, *others)))
+        return Outer(*(tf.concat(tensors, axis=1) for tensors in operands), self.shape)
+
+    def operands_over_time(self):
+        """a and d with a time axis, be it of one step."""
+        return self.operands if self.has_time else [t[:, None] for t in self.operands]
 
 
-class Rows(Bilinear):
-    """The rows of a table that an example names; one named twice gets the sum of both.
+class Rows(Contribution):
+    """The rows of a table that an example names; one named twice gets the sum of both, first of all.
 
         g[r] = sum over t with ids_t = r of d_t
 
@@ -149,23 +151,28 @@ class Rows(Bilinear):
     """
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, shape: Sequence[int]):
-        super().__init__([ids, d], shape)
+        super().__init__([ids, d] if ids.shape[1] == 1 else _sum_repeated(ids, d), shape)
 
     def gradients(self, ids, d):
         examples, rows = tf.shape(ids)[0], self.shape[0]
         ids += rows * tf.range(examples)[:, None]
         return tf.reshape(_segment_sums(d, ids, examples * rows), [-1, *self.shape])
 
-    def total(self, ids, d):
-        return _segment_sums(d, ids, self.shape[0])
-
     def squared_norms(self, scale):
         ids, d = self.operands
-        if ids.shape[1] != 1:
-            ids, d = _sum_repeated(ids, d)
         if scale is not None:
             d *= tf.cast(tf.gather(scale, ids), d.dtype)
         return privatizer.squared_norms(d)
+
+    def weighted_sum(self, factors, kept):
+        ids, d = _weighted(self.operands, factors, kept)
+        return _segment_sums(d, ids, self.shape[0])
+
+    def plus(self, others):
+        if not all(isinstance(other, Rows) for other in others):
+            return super().plus(others)
+        operands = zip(*(part.operands for part in (self, *others)))
+        return Rows(*(tf.concat(tensors, axis=1) for tensors in operands), self.shape)
 
 
 class Total(Contribution):
@@ -179,11 +186,8 @@ class Total(Contribution):
         operands = iter(operands)
         return tf.add_n([part.gradients(*(next(operands) for _ in part.operands)) for part in self.parts])
 
-    def weighted_sum(self, factors, kept):
-        return tf.add_n([part.weighted_sum(factors, kept) for part in self.parts])
-
     def elements(self):
-        return math.prod(self.shape) * len(self.parts)
+        return sum(part.elements() for part in self.parts)
 
 
 class Made(Contribution):
@@ -218,7 +222,8 @@ def _scaled_product_norms(a, d, scale):
     room = tf.matmul(tf.fill([1, a.shape[-1]], tf.cast(_TINY, a.dtype)), squares)
     d, largest = _to_unit_size(d)
     squared = tf.reduce_sum((tf.matmul(tf.square(a), squares) + room) * tf.square(d), axis=-1)
-    return tf.cast(squared, tf.float64) * tf.square(largest)
+    lost = (a.shape[-1] + d.shape[-1]) * 2.0**-24  # At most: what is small beside a large term of a sum.
+    return tf.cast(squared, tf.float64) * tf.square(largest) * (1.0 + lost)
 
 
 def _to_unit_size(rows):
@@ -228,10 +233,10 @@ def _to_unit_size(rows):
     return rows / largest, tf.cast(largest[:, 0], tf.float64)
 
 
-def _pairwise_norms(a, d):
-    products = [tf.matmul(t, t, transpose_b=True) for t in (tf.cast(a, tf.float64), tf.cast(d, tf.float64))]
-    squared = tf.reduce_sum(products[0] * products[1], axis=[1, 2])
-    return tf.where(squared < 0, tf.zeros_like(squared), squared)
+def _weighted(operands, factors, kept):
+    """Operands whose examples are weighted in the last one, by selection and a factor."""
+    *others, d = (privatizer.select(t, kept) for t in operands)
+    return *others, d * tf.cast(privatizer.as_column(factors, d.shape.rank), d.dtype)
 
 
 def _segment_sums(d, ids, count):

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from dp2_keras import _keras, privatizer
 from dp2_keras.per_example import capture
-from dp2_keras.per_example.contributions import Total
 from dp2_keras.per_example.layers import default_registry, fallback
 
 
@@ -72,7 +71,7 @@ def _by_variables(variables, calls, gradients):
     for k, count in counts.items():
         if count > 1:
             raise ValueError(_SHARED.format(name=variables[k].name))
-    return {n: parts[0] if len(parts) == 1 else Total(parts) for n, parts in found.items()}
+    return {n: first.plus(others) if others else first for n, (first, *others) in found.items()}
 
 
 _SHARED = (

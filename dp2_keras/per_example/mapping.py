@@ -4,7 +4,8 @@
 
 Some matrix products of TensorFlow are wrong in it. From 2.16 on with oneDNN, a product of a batch with two
 axes or more, such as [8, 1], by one matrix gives wrong numbers or overwrites memory (seen on 2.21; not on
-2.14), and what is read past a tensor's end may be another example's. A map that holds one is refused.
+2.14), and what is read past a tensor's end may be another example's. A map that holds one is refused. (The
+same product is wrong outside of maps too; Keras's own layers do not make it there.)
 """
 
 from __future__ import annotations
@@ -40,13 +41,23 @@ def map_examples(function: Callable, elements: Any) -> Any:
     # Dropout's random numbers have no vectorized form, and would warn in every model.
     result = tf.vectorized_map(function, elements, warn=False)
     if _broadcasts_wrongly():
-        _check_products(graph.get_operations()[start:])
+        _check_products(_with_called(graph, graph.get_operations()[start:]))
     return result
 
 
 def _broadcasts_wrongly():
     recent = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 16)
     return recent and os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0"
+
+
+def _with_called(graph, operations):
+    """The operations, and those of the functions that they call."""
+    for operation in operations:
+        yield operation
+        attributes = operation.node_def.attr.values()
+        for called in [f.name for a in attributes for f in (a.func, *a.list.func) if f.name]:
+            inner = graph._get_function(called).graph
+            yield from _with_called(inner, inner.get_operations())
 
 
 def _check_products(operations):

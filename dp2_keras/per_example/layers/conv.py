@@ -2,8 +2,7 @@
 
     g_W[k] = sum_p patch[p, k] d_p^T,    g_b = sum_p d_p
 
-The patches of a block of examples are made with its gradients. The sum over examples is
-TensorFlow's own gradient of a convolution, and makes none.
+The patches of a block of examples are made with its gradients.
 """
 
 import math
@@ -11,13 +10,13 @@ import math
 import tensorflow as tf
 
 from dp2_keras import _keras
-from dp2_keras.per_example.contributions import Bilinear
+from dp2_keras.per_example.contributions import Contribution
 from dp2_keras.per_example.layers import sums
 from dp2_keras.per_example.layers.patches import Window, size_of
 from dp2_keras.per_example.layers.registry import LayerKind
 
 
-class Convolution(Bilinear):
+class Convolution(Contribution):
     """The kernel's gradients, from inputs [n, *space, in] and d [n, *positions, out]."""
 
     def __init__(self, window, inputs, d, shape):
@@ -39,18 +38,6 @@ class Convolution(Bilinear):
         product = tf.matmul(patches, tf.transpose(d, [0, 2, 1, 3]))  # [n, groups, offsets * in, out]
         return tf.transpose(product, [0, 2, 1, 3])
 
-    def total(self, inputs, d):
-        kernel = tf.zeros(self.shape, d.dtype)
-        with tf.GradientTape() as tape:
-            tape.watch(kernel)
-            outputs = self.window.convolve(inputs, kernel)
-        return tape.gradient(outputs, kernel, output_gradients=d)
-
-    def weighted_sum(self, factors, kept):
-        if self.groups > 1:  # No kernel on a CPU.
-            return super(Bilinear, self).weighted_sum(factors, kept)
-        return super().weighted_sum(factors, kept)
-
     def elements(self):
         seen = self.operands[1].shape[1:-1].num_elements() or 0
         return math.prod(self.shape) + seen * self.window.count * self.operands[0].shape[-1]
@@ -62,7 +49,17 @@ def _product(patches, d):
 
 
 def contributions(layer, inputs, d):
-    """Those of the kernel and the bias."""
+    """Those of the kernel and the bias.
+
+    Raises:
+        ValueError: for inputs with further axes, which Keras 2 allows.
+    """
+    if inputs.shape.rank != len(layer.kernel_size) + 2:
+        raise ValueError(
+            f"Layer '{layer.name}' ({type(layer).__name__}) must have inputs of rank "
+            f'{len(layer.kernel_size) + 2} for `method="ghost"`: compile the model with '
+            f'`method="vectorized"`. Received: inputs of shape {inputs.shape}'
+        )
     kernel = Convolution(Window.of(layer), inputs, d, layer.kernel.shape)
     return {"kernel": kernel, "bias": sums.bias(d, [layer.filters])}
 

@@ -17,6 +17,7 @@ def contributions(layer, inputs, d):
     bias = sums.bias(d, [layer.units])
     if isinstance(inputs, tf.SparseTensor):
         return {"kernel": SparseOuter(inputs, d, layer.kernel.shape), "bias": bias}
+    inputs = tf.cast(inputs, d.dtype)  # They may be integers.
     kernel = Outer(_with_one_time_axis(inputs), _with_one_time_axis(d), layer.kernel.shape)
     return {"kernel": kernel, "bias": bias}
 

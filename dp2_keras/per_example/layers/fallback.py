@@ -52,6 +52,6 @@ def _flat_gradient(layer, args, kwargs, d):
     variables = [_keras.native(v) for v in layer.trainable_variables]
     with _keras.unrolled(layer), tf.GradientTape() as tape:
         outputs = layer(*args, **kwargs)
-    d = tf.cast(d, outputs.dtype)
-    gradients = tape.gradient(outputs, variables, output_gradients=d, unconnected_gradients="zero")
-    return tf.concat([tf.reshape(tf.cast(g, tf.float32), [-1]) for g in gradients], axis=0)
+    at_outputs = tf.cast(d, outputs.dtype)
+    gradients = tape.gradient(outputs, variables, output_gradients=at_outputs, unconnected_gradients="zero")
+    return tf.concat([tf.reshape(tf.cast(g, d.dtype), [-1]) for g in gradients], axis=0)
