@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from dp2_keras import _checks, noise, xla
+from dp2_keras import _checks, xla
+from dp2_keras.noise import NoiseSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +158,7 @@ class ClippedSum:
 def add_noise(
     clipped: ClippedSum,
     stddev: tf.Tensor,
-    source: noise.NoiseSource,
+    source: NoiseSource,
     draw: tf.Tensor,
     stream: int,
     indices: Sequence[int],
@@ -170,9 +172,24 @@ def add_noise(
         indices: a number per variable that is the same in every step.
     """
     noise_of = functools.partial(source.normal, draw=draw, stream=stream, stddev=stddev)
+    noise = _noise_for([value.shape for value in clipped.values], indices, noise_of)
     # In float32, which the noise is made in: of a longer sum, the last bits would stay as they were.
-    noisy = [tf.cast(v, tf.float32) + noise_of(v.shape, variable=i) for i, v in zip(indices, clipped.values)]
+    noisy = [tf.cast(value, tf.float32) + z for value, z in zip(clipped.values, noise)]
     return [tf.cast(total, value.dtype) for total, value in zip(noisy, clipped.values)]
+
+
+_SMALL = 1 << 15
+
+
+def _noise_for(shapes, indices, noise_of):
+    """Normals of several shapes; all small ones at once, which takes no longer than one of them."""
+    small = [k for k, shape in enumerate(shapes) if math.prod(shape) <= _SMALL]
+    drawn = {k: noise_of(shapes[k], variable=indices[k]) for k in range(len(shapes)) if k not in small}
+    if small:
+        sizes = [math.prod(shapes[k]) for k in small]
+        parts = tf.split(noise_of([sum(sizes)], variable=indices[small[0]]), sizes)
+        drawn.update({k: tf.reshape(part, shapes[k]) for k, part in zip(small, parts)})
+    return [drawn[k] for k in range(len(shapes))]
 
 
 def compute_dtype(dtype) -> tf.DType:
@@ -187,13 +204,14 @@ def scale_by(tensor: tf.Tensor, scale: tf.Tensor | None) -> tf.Tensor:
 
 
 def squared_norms(gradients: tf.Tensor) -> tf.Tensor:
-    """Sums of squares per example; float64 across rows, where float32 would lose digits."""
+    """Sums of squares per example, float64."""
     if gradients.shape.rank < 2:
         return tf.square(tf.cast(gradients, tf.float64))
-    if xla.is_compiling():
-        rows = tf.cast(tf.reduce_sum(tf.square(gradients), axis=-1), tf.float64)
-    else:  # The one operation that squares and adds without a copy of its argument.
-        rows = tf.square(tf.cast(tf.math.reduce_euclidean_norm(gradients, axis=-1), tf.float64))
+    if not xla.is_compiling():  # The one operation that squares and adds without a copy of its argument.
+        width = gradients.shape[1:].num_elements() or tf.reduce_prod(tf.shape(gradients)[1:])
+        flat = tf.reshape(gradients, [tf.shape(gradients)[0], width])
+        return tf.square(tf.cast(tf.math.reduce_euclidean_norm(flat, axis=-1), tf.float64))
+    rows = tf.cast(tf.reduce_sum(tf.square(gradients), axis=-1), tf.float64)  # XLA's float32 loses digits.
     return tf.reduce_sum(rows, axis=list(range(1, rows.shape.rank)))
 
 

@@ -30,6 +30,8 @@ import tensorflow as tf
 from dp2_keras import _checks
 from dp2_keras.rows import Rows
 
+_STEPS_AT_ONCE = 16  # A call of Python costs as much as ten draws.
+
 
 class PoissonSampler:
     """Draws the rows of each step.
@@ -168,15 +170,23 @@ def dataset_of(
     """The batches of a sampler; `first_step` is asked whenever an iteration starts."""
     first = 0
 
-    def draw(index):
+    def draw(block):
         nonlocal first
-        if index == 0:
+        if block == 0:
             first = first_step()
-        return sampler.rows(first + int(index))
+        start = first + int(block) * _STEPS_AT_ONCE
+        drawn = [sampler.rows(step) for step in range(start, start + _STEPS_AT_ONCE)]
+        return np.concatenate(drawn), np.array([len(numbers) for numbers in drawn])
 
-    indices = tf.data.Dataset.counter() if steps is None else tf.data.Dataset.range(steps)
-    drawn = indices.map(lambda i: tf.ensure_shape(tf.numpy_function(draw, [i], tf.int64), [None]))
-    return rows.batches(drawn).prefetch(2)
+    def draws(block):
+        numbers, lengths = tf.numpy_function(draw, [block], (tf.int64, tf.int64))
+        numbers, lengths = tf.ensure_shape(numbers, [None]), tf.ensure_shape(lengths, [_STEPS_AT_ONCE])
+        return tf.RaggedTensor.from_row_lengths(numbers, lengths, validate=False)
+
+    drawn = tf.data.Dataset.counter().map(draws).unbatch()
+    count = tf.data.INFINITE_CARDINALITY if steps is None else steps
+    drawn = drawn.take(count).apply(tf.data.experimental.assert_cardinality(count))
+    return rows.batches(drawn.map(lambda numbers: tf.ensure_shape(numbers, [None]))).prefetch(2)
 
 
 def padded_size(count: tf.Tensor, batch_size: int) -> tf.Tensor:

@@ -51,10 +51,10 @@ def test_dp2_without_noise_equals_the_oracle(data, rule, s1, s2):
 
 
 def standard_normals(seed, steps):
-    """What a seeded optimizer draws, step by step: [kernel, bias]."""
+    """What a seeded optimizer draws, step by step: [kernel, bias], which are small and drawn at once."""
     source = NoiseSource(seed)
-    draw = lambda t, k, shape: np.ravel(source.normal(shape, tf.constant(t, tf.int64), stream=0, variable=k))  # noqa: E731
-    return [np.concatenate([draw(t, 0, [FEATURES, 1]), draw(t, 1, [1])]) for t in range(steps)]
+    draw = lambda t: source.normal([FEATURES + 1], tf.constant(t, tf.int64), stream=0, variable=0)  # noqa: E731
+    return [draw(t).numpy() for t in range(steps)]
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])

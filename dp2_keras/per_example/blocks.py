@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-BLOCK_ELEMENTS = 1 << 22  # 16 MB of float32; a small network's batch is one block.
+BLOCK_ELEMENTS = 1 << 22  # 16 MB of float32.
+HELD_ELEMENTS = 1 << 24  # 64 MB, for a small network whose whole batch needs no blocks.
 
 
 def map_blocks(function: Callable, tensors: Sequence[tf.Tensor], elements: int) -> tf.Tensor:

@@ -46,9 +46,15 @@ class Contribution:
     def __init__(self, operands: Sequence[tf.Tensor], shape: Sequence[int]):
         self.operands, self.shape = list(operands), tuple(shape)
 
+    is_made = True  # Whether the answers need the gradients.
+
     def gradients(self, *operands: tf.Tensor) -> tf.Tensor:
         """Makes the gradients [m, *shape] of a block of examples."""
         raise NotImplementedError
+
+    def held(self) -> Contribution:
+        """The same, with all gradients in memory where they are needed."""
+        return Direct(self.gradients(*self.operands)) if self.is_made else self
 
     def squared_norms(self, scale: tf.Tensor | None) -> tf.Tensor:
         """float64 [n], the squared norms of the gradients times the scale; None is 1."""
@@ -80,6 +86,8 @@ class Contribution:
 class Direct(Contribution):
     """g_i as it is: for variables no larger than what the layer puts out, such as a bias."""
 
+    is_made = False
+
     def __init__(self, gradients: tf.Tensor):
         super().__init__([gradients], gradients.shape[1:])
 
@@ -109,21 +117,21 @@ class Outer(Contribution):
         if a.shape.rank == 3 and a.shape[1] == 1:
             a, d = a[:, 0], d[:, 0]
         super().__init__([a, d], shape)
-        self.has_time = a.shape.rank == 3
+        self.is_made = a.shape.rank == 3
 
     def gradients(self, a, d):
-        if not self.has_time:
+        if not self.is_made:
             a, d = a[:, None], d[:, None]
         return tf.reshape(tf.matmul(a, d, transpose_a=True), [-1, *self.shape])
 
     def squared_norms(self, scale):
-        if self.has_time:
+        if self.is_made:
             return super().squared_norms(scale)
         a, d = self.operands
         return _product_norms(a, d) if scale is None else _scaled_product_norms(a, d, scale)
 
     def weighted_sum(self, factors, kept):
-        if self.has_time:
+        if self.is_made:
             return super().weighted_sum(factors, kept)
         a, d = _weighted(self.operands, factors, kept)
         return tf.reshape(tf.matmul(a, d, transpose_a=True), self.shape)
@@ -136,7 +144,7 @@ class Outer(Contribution):
 
     def operands_over_time(self):
         """a and d with a time axis, be it of one step."""
-        return self.operands if self.has_time else [t[:, None] for t in self.operands]
+        return self.operands if self.is_made else [t[:, None] for t in self.operands]
 
 
 class Rows(Contribution):
@@ -149,6 +157,8 @@ class Rows(Contribution):
         d: [n, time, width].
         shape: [rows, width].
     """
+
+    is_made = False
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, shape: Sequence[int]):
         super().__init__([ids, d] if ids.shape[1] == 1 else _sum_repeated(ids, d), shape)

@@ -18,7 +18,7 @@ import collections
 import tensorflow as tf
 
 from dp2_keras import _keras, privatizer
-from dp2_keras.per_example import capture
+from dp2_keras.per_example import blocks, capture
 from dp2_keras.per_example.layers import default_registry, fallback
 
 
@@ -33,7 +33,7 @@ def ghost(example_pass, query, examples, mask):
         ValueError: if a weight is used outside the layer that owns it.
     """
     parts, outputs = contributions(example_pass, query.variables, examples)
-    values, norms = query.by_scale(lambda scales: _clip(query, parts, scales, mask))
+    values, norms = query.by_scale(lambda scales: _clip_in_memory(query, parts, scales, mask))
     return values, norms, outputs
 
 
@@ -95,6 +95,17 @@ def _of_call(call, d):
 
 def _in_compute_dtype(tensor):
     return tf.cast(tensor, privatizer.compute_dtype(tensor.dtype)) if tensor.dtype.is_floating else tensor
+
+
+def _clip_in_memory(query, parts, scales, mask):
+    """The clipped sums: gradients that have to be made are made once if all fit in memory, else twice."""
+    elements = sum(part.elements() for part in parts.values() if part.is_made)
+    fits = blocks.row_count(mask) * elements <= blocks.HELD_ELEMENTS
+    held = lambda: _clip(query, {n: part.held() for n, part in parts.items()}, scales, mask)  # noqa: E731
+    in_blocks = lambda: _clip(query, parts, scales, mask)  # noqa: E731
+    if isinstance(fits, bool) or not elements:
+        return held() if elements and fits else in_blocks()
+    return tf.cond(fits, held, in_blocks)
 
 
 def _clip(query, parts, scales, mask):

@@ -24,6 +24,8 @@ class SparseOuter(Contribution):
         shape: [in, out].
     """
 
+    is_made = False
+
     def __init__(self, a: tf.SparseTensor, d: tf.Tensor, shape: Sequence[int]):
         super().__init__([d], shape)
         self.rows, self.columns, self.entries = _distinct(a)
