@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
