@@ -48,8 +48,8 @@ PACKAGES = {
 }
 
 
-def _keras(name, algorithm, call, **options):
-    return Contender(name, "modern", "contend_keras.py", algorithm, call, growth=True, **options)
+def _keras(name, algorithm, call, growth=True, **options):
+    return Contender(name, "modern", "contend_keras.py", algorithm, call, growth=growth, **options)
 
 
 def _tf_privacy(name, call, *heavy):
@@ -70,6 +70,7 @@ CONTENDERS = [
         "dp2-sgd", "DP², SGD phase", "`make_private(model)`, `DP2RMSprop` that stays in its SGD phase, `fit`"
     ),
     _keras("dp2-adaptive", "DP², adaptive phase", "the same, that stays in its adaptive phase"),
+    _keras("jit-dp2-adaptive", "DP², adaptive phase", "the same, with `jit_compile=True`", growth=False),
     _keras(
         "dp2-vectorized-adaptive",
         "DP², adaptive phase",

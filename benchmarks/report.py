@@ -34,6 +34,7 @@ def document(results, figure):
         table(["environment", "versions"], version_rows(results["versions"])),
         *("## Contenders", contender_table(), "## Time and memory"),
         *(part for name, words in families() for part in family(results["workloads"], name, words)),
+        *("## Parts", PARTS, *(f"```\n{text.strip()}\n```" for text in results["parts"].values())),
         *("## Growth", GROWTH, f"![Time and memory against size]({figure})"),
         table(["contender", *growth.COLUMNS], growth.exponent_rows(results["workloads"])),
         *failures(results["workloads"], workloads.GROWTH),
@@ -46,6 +47,12 @@ One size is doubled four times: the width of a square Dense layer (batch 64), it
 the length of the sequences of W5 (batch 32). Below the figure are the exponents p of size^p, fitted to the
 three largest sizes: 1 is a doubling for a doubling. Memory includes what every process needs, which makes
 its exponents smaller than those of the arrays."""
+
+
+PARTS = """\
+What noise costs, outside XLA and inside; then what sampling and accounting cost beside the cheapest step
+there is. So XLA compiles the clipped sum where `jit_compile=True` asks for it, and never the noise: its words
+come as fast or faster inside, but the transform takes twice as long, and a small draw a call of its own."""
 
 
 def about(machine):

@@ -155,6 +155,13 @@ def versions(environments, name, packages):
     return json.loads(subprocess.check_output([python(environments, name), "-c", code], text=True))
 
 
+def printed(environments, script):
+    """What a script of this directory prints, run by itself with the library's own environment."""
+    return subprocess.check_output(
+        [python(environments, "modern"), HERE / script], text=True, stderr=subprocess.DEVNULL
+    )
+
+
 def machine():
     """Where and when this runs."""
     models = re.findall(r"model name\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text())
@@ -188,6 +195,8 @@ def main():
     results["versions"] = {
         name: versions(args.environments, name, packages) for name, packages in contenders.PACKAGES.items()
     }
+    if args.again or "parts" not in results:
+        results["parts"] = {name: printed(args.environments, f"{name}.py") for name in ("noise", "overhead")}
     for workload in [workloads.WORKLOADS[name] for name in args.workloads or workloads.WORKLOADS]:
         entries = results["workloads"].setdefault(workload.name, {})
         missing = {name for name in args.contenders if args.again or name not in entries}

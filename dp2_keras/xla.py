@@ -1,7 +1,7 @@
 """What XLA compiles, and whether it compiles what is being traced.
 
 The clipped sum is compiled where the model was compiled with `jit_compile=True`; the noise and the update
-never are. Measured on two cores (benchmarks/README.md), XLA takes twice as long for normals, three times for
+never are. Measured on two cores (docs/benchmarks.md), XLA takes twice as long for normals, three times for
 convolutions, and one and a half times for a transformer block; it wins by a little where small products
 dominate. So Keras's "auto", which is no XLA on a CPU, is right for all of it.
 
