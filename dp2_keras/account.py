@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import secrets
 from collections.abc import Iterable
 
 from dp2_keras.errors import BudgetExhaustedError
@@ -77,7 +78,9 @@ class Account:
     def __init__(self, ledger: Ledger | None = None):
         self.meter = Meter()
         self.is_open = False
-        self._ledger = ledger or Ledger()
+        self._origin = secrets.token_hex(8)
+        self._ledger = self._own(ledger or ())
+        self._absorbed_by = None
         self._idle_for = None
         self._is_fitting = False
         self._file = None
@@ -88,6 +91,10 @@ class Account:
         if self.is_open:
             self._ledger.advance(self.meter.steps)
         return self._ledger
+
+    def _own(self, entries):
+        """A ledger of these entries, whose further runs are this account's."""
+        return Ledger(entries, self._origin)
 
     @property
     def has_file(self) -> bool:
@@ -117,13 +124,14 @@ class Account:
         """Starts a run of at most `steps` steps, after which the gate closes."""
         self.close()
         if self.has_file:
-            self._file.reserve(optimizer.mechanism(), sampling, steps)
+            self._file.reserve(optimizer.mechanism(), sampling, steps, self._origin)
         bounded = isinstance(sampling, ShuffledSampling) and sampling.own_data
         self._begin(optimizer, sampling)
         self.meter.open(
             steps,
             ticket=optimizer.ticket,
             largest_batch=sampling.batch_size if bounded else UNLIMITED,
+            one_pass=sampling.one_pass if bounded else None,
             stops_quietly=True,
         )
 
@@ -159,12 +167,35 @@ class Account:
         """
         optimizer = self._idle_for
         self.close()
-        self._ledger = ledger.merged(self._ledger.beyond(ledger))
+        self._ledger = self._own(ledger.joined(self._ledger))
         if self.has_file:
             self._file.add(self._ledger)
-            self._ledger = self._file.ledger.copy()
+            self._ledger = self._own(self._file.ledger)
         if optimizer is not None:
             self.idle(optimizer)
+
+    def current(self) -> Account:
+        """This account, or the one that it has become a part of."""
+        return self if self._absorbed_by is None else self._absorbed_by.current()
+
+    def absorb(self, other: Account) -> None:
+        """Becomes the account of another one's weights too, for good.
+
+        Raises:
+            ValueError: if the other one writes to a ledger file, which two accounts cannot share.
+            RuntimeError: while either fits.
+        """
+        for account in (self, other):
+            account.check_not_fitting("account")
+        if other.has_file:
+            raise ValueError(
+                "A model that shares layers must release its ledger file first, so that one account counts "
+                "for all: call `release_ledger_file()` on it."
+            )
+        self.take_over(other.ledger)
+        other.close()
+        other.meter.close()
+        other._absorbed_by = self
 
     def use_file(self, path) -> None:
         """Writes all further steps ahead to a file, and takes over what the file has counted.
@@ -183,7 +214,7 @@ class Account:
         self.close()
         self._file = LedgerFile(path)
         self._file.add(self._ledger)
-        self._ledger = self._file.ledger.copy()
+        self._ledger = self._own(self._file.ledger)
 
     def release_file(self) -> None:
         """Closes the ledger file, so that another model can use it. Further steps are not written to it."""
@@ -213,10 +244,15 @@ def note_account(account: Account, layers: Iterable) -> None:
         object.__setattr__(layer, _NAME, account)
 
 
-def noted_account(layers: Iterable) -> Account | None:
-    """The account that is noted in layers, or None; several become one, which adds up what they counted."""
-    noted = [vars(layer)[_NAME] for layer in layers if _NAME in vars(layer)]
-    first, *others = list({id(account): account for account in noted}.values()) or [None]
+def noted_accounts(layers: Iterable) -> list[Account]:
+    """The accounts that are noted in layers, each once."""
+    noted = [vars(layer)[_NAME].current() for layer in layers if _NAME in vars(layer)]
+    return list({id(account): account for account in noted}.values())
+
+
+def common_account(accounts: Iterable[Account]) -> Account:
+    """One account for all of them, which they become parts of; a new one for none."""
+    first, *others = list({id(a.current()): a.current() for a in accounts}.values()) or [Account()]
     for other in others:
-        first.take_over(first.ledger.merged(other.ledger))
+        first.absorb(other)
     return first

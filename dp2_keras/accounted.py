@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp2_keras import _keras, accounting, fitting, validation
-from dp2_keras.account import Account, Budget, note_account, noted_account
+from dp2_keras.account import Account, Budget, common_account, note_account, noted_accounts
 from dp2_keras.callbacks import FitAccount, PrivacyBudget
 from dp2_keras.ledger import LEDGER_NAME, Ledger, PoissonSampling, UnknownSampling
 from dp2_keras.statement import Statement, statement
@@ -30,13 +30,15 @@ class AccountedTraining:
     _account = None
 
     def account(self) -> Account:
-        """The account of the model's layers; made when it is first asked for."""
-        if self._account is None:
-            layers = _keras.flatten_layers(self)
-            self._account = noted_account(layers) or Account()
-            self._ledger_state = _LedgerState(self._account)
-            note_account(self._account, layers)
-        return self._account
+        """The one account of the model's layers, and of all models that share one of them."""
+        layers = _keras.flatten_layers(self)
+        own = [] if self._account is None else [self._account]
+        account = common_account([*own, *noted_accounts(layers)])
+        note_account(account, layers)
+        if account is not self._account:
+            self._account, self._ledger_state = account, _LedgerState(account)
+            self.train_function = None  # It counts with the meter of the account it was traced with.
+        return account
 
     def release_ledger_file(self) -> None:
         """Closes the ledger file, so that another model of this process can use it."""
@@ -214,7 +216,6 @@ class AccountedTraining:
         """Everything that must hold before the first step."""
         optimizer, account = self.optimizer, self.account()
         self._step_checked = False
-        note_account(account, _keras.flatten_layers(self))
         if ledger_file is not None:
             account.use_file(ledger_file)
         if account.has_file and plan.steps_per_epoch is None and budget.epsilon is None:
@@ -254,17 +255,20 @@ class AccountedTraining:
     def save_own_variables(self, store):
         """Saves what Keras does, and the ledger beside it."""
         super().save_own_variables(store)
-        document = np.frombuffer(self.ledger.to_json().encode(), np.uint8)
-        file = _keras.h5_file(store)
-        if file is not None and LEDGER_NAME not in file:  # A private model in another comes after it.
-            file[LEDGER_NAME] = document
+        file, ledger = _keras.h5_file(store), self.ledger
+        if file is None:
+            return
+        if LEDGER_NAME in file:  # Of another private model that is saved in the same file.
+            ledger = ledger.joined(_saved_ledger(file))
+            del file[LEDGER_NAME]
+        file[LEDGER_NAME] = np.frombuffer(ledger.to_json().encode(), np.uint8)
 
     def load_own_variables(self, store):
         """Loads what Keras does, and the ledger if the file has one."""
         super().load_own_variables(store)
         file = _keras.h5_file(store)
         if file is not None and LEDGER_NAME in file:
-            self.account().take_over(Ledger.from_json(bytes(np.asarray(file[LEDGER_NAME])).decode()))
+            self.account().take_over(_saved_ledger(file))
 
 
 class _LedgerState(tf.train.experimental.PythonState):
@@ -278,6 +282,10 @@ class _LedgerState(tf.train.experimental.PythonState):
 
     def deserialize(self, document):
         self._account.take_over(Ledger.from_json(tf.compat.as_str(document)))
+
+
+def _saved_ledger(file):
+    return Ledger.from_json(bytes(np.asarray(file[LEDGER_NAME])).decode())
 
 
 def _warn_without_ledger(path, has_ledger):

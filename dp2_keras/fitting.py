@@ -145,16 +145,22 @@ def _own_batches(arguments, request, optimizer):
             "unknown size: the noisy sum is divided by a public number, not by how many examples came. "
             "Received: expected_batch_size=None"
         )
+    stated = _stated_batch_size(arguments)
     if request.sampling == "poisson":
         _refuse_assumption(request)
+        if stated is not None:
+            rule = "left out for Poisson batches, whose sizes vary about `expected_batch_size`"
+            _checks.fail(rule, batch_size=stated)
         n, truncation = request.dataset_size, request.max_batch_size
         return Plan(arguments, PoissonSampling(n, size, truncation, own_data=True), steps)
     _refuse_truncation(request)
-    stated = _stated_batch_size(arguments)
+    if size > request.dataset_size:
+        _checks.fail("at most `dataset_size`", batch_size=size, dataset_size=request.dataset_size)
     if stated is not None and stated > size:
         _checks.fail("at least the size of the batches", expected_batch_size=size, batch_size=stated)
-    streamed = arguments["steps_per_epoch"] is not None
-    sampling = ShuffledSampling(request.dataset_size, size, True, request.assume_poisson, streamed)
+    sampling = ShuffledSampling(request.dataset_size, size, True, request.assume_poisson)
+    if arguments["steps_per_epoch"] is not None or (steps or 0) > sampling.steps_per_pass:
+        sampling = dataclasses.replace(sampling, streamed=True)
     return Plan(arguments, sampling, steps)
 
 

@@ -8,6 +8,11 @@
     Shuffled   Gaussian(sigma), once for each pass over the data that was started
     Unknown    Gaussian(sigma), once a step
 
+Steps have an origin, a random name of whoever took them. Two ledgers that meet may have a part of their
+history in common, so of each origin the larger count is taken, and the origins are added up:
+
+    joined[origin] = max(one[origin], other[origin])
+
 A ledger holds no private data and no key: counts of steps, and the public settings they ran under.
 """
 
@@ -119,8 +124,8 @@ class ShuffledSampling:
         dataset_size: n, the public number of examples.
         batch_size: B.
         own_data: whether the batches came from the user, so that one use in a pass is an assumption.
-        streamed: whether they went on from epoch to epoch, so that a pass may start within a batch and
-            has no more than n // B whole ones.
+        streamed: whether they went on from epoch to epoch, or an epoch had more than a pass, so that a pass
+            may start within a batch and has no more than n // B whole ones.
         assume_poisson: whether the user asked for the price of Poisson sampling, unproved here.
 
     Raises:
@@ -151,6 +156,11 @@ class ShuffledSampling:
     def steps_per_pass(self) -> int:
         """ceil(n / B)."""
         return _ceil_div(self.dataset_size, self.batch_size)
+
+    @property
+    def one_pass(self) -> tuple[int, int] | None:
+        """(k, n) if up to k steps are counted as one pass, which then must not have more than n examples."""
+        return None if self.streamed else (self.steps_per_pass, self.dataset_size)
 
     def passes(self, steps: int) -> int:
         """Passes started in `steps` steps of one run: the most often that one example was used.
@@ -207,6 +217,7 @@ class Entry:
         sampling: how its batch was drawn.
         steps: how many ran, at least 1.
         passes: passes over the data that were started, summed over the runs; None unless shuffled.
+        origin: who took the steps. Defaults to an unknown one.
 
     Raises:
         ValueError: for a value out of range, and for `passes` that `steps` cannot have had.
@@ -216,9 +227,12 @@ class Entry:
     sampling: PoissonSampling | ShuffledSampling | UnknownSampling
     steps: int
     passes: int | None = None
+    origin: str = ""
 
     def __post_init__(self):
         _checks.positive_integer(steps=self.steps)
+        if not isinstance(self.origin, str):
+            _checks.fail("a text", origin=self.origin)
         if self.steps > MAX_STEPS:
             _checks.fail(f"at most {MAX_STEPS}", steps=self.steps)
         if isinstance(self.sampling, ShuffledSampling):
@@ -230,14 +244,14 @@ class Entry:
         _set_plain(self, "steps", "passes")
 
     @classmethod
-    def of_run(cls, mechanism, sampling, steps) -> Entry:
+    def of_run(cls, mechanism, sampling, steps, origin="") -> Entry:
         """The entry of one run."""
-        return cls(mechanism, sampling, steps, sampling.passes(steps))
+        return cls(mechanism, sampling, steps, sampling.passes(steps), origin)
 
     @property
     def key(self):
         """What entries that can be added have in common."""
-        return self.mechanism, self.sampling
+        return self.mechanism, self.sampling, self.origin
 
     def releases(self, assumed: bool = False) -> tuple[dp_accounting.DpEvent, int]:
         """What the entry released, for `accounting.price`: an event and a count."""
@@ -250,8 +264,11 @@ class Ledger:
     A run is opened by `begin`, told its total of steps by `advance`, and ended by `close` (or by the
     next `begin`). The open run counts at once.
 
+    Iterating over a ledger gives its entries apart by origin.
+
     Args:
         entries: what ran before. Defaults to nothing.
+        origin: who takes the steps of its own runs. Defaults to an unknown one.
 
     Example:
     >>> ledger = Ledger()
@@ -264,7 +281,8 @@ class Ledger:
     True
     """
 
-    def __init__(self, entries: Iterable[Entry] = ()):
+    def __init__(self, entries: Iterable[Entry] = (), origin: str = ""):
+        self.origin = origin
         self._closed = _added(entries)
         self._run = None
         self._run_steps = 0
@@ -272,9 +290,12 @@ class Ledger:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """One entry for each mechanism and sampling, in the order of first appearance."""
+        return _added(dataclasses.replace(entry, origin="") for entry in self)
+
+    def __iter__(self):
         if not self._run_steps:
-            return self._closed
-        return _added((*self._closed, Entry.of_run(*self._run, self._run_steps)))
+            return iter(self._closed)
+        return iter(_added((*self._closed, Entry.of_run(*self._run, self._run_steps, self.origin))))
 
     @property
     def steps(self) -> int:
@@ -309,7 +330,7 @@ class Ledger:
 
     def close(self) -> None:
         """Ends the open run, if there is one, and keeps its steps."""
-        self._closed, self._run, self._run_steps = self.entries, None, 0
+        self._closed, self._run, self._run_steps = tuple(self), None, 0
 
     def epsilon(
         self,
@@ -387,13 +408,17 @@ class Ledger:
 
     def merged(self, other: Iterable[Entry]) -> Ledger:
         """A ledger of the steps of both."""
-        return Ledger((*self.entries, *other))
+        return Ledger((*self, *other))
 
     def beyond(self, other: Iterable[Entry]) -> Ledger:
         """A ledger of the steps here that `other` has not counted."""
-        counted = {entry.key: entry for entry in Ledger(other).entries}
-        missing = (_difference(entry, counted.get(entry.key)) for entry in self.entries)
+        counted = {entry.key: entry for entry in Ledger(other)}
+        missing = (_difference(entry, counted.get(entry.key)) for entry in self)
         return Ledger(entry for entry in missing if entry)
+
+    def joined(self, other: Ledger) -> Ledger:
+        """A ledger that covers both, and counts once what they have in common."""
+        return self.merged(other.beyond(self))
 
     def covers(self, other: Iterable[Entry]) -> bool:
         """Whether every step of `other` is counted here."""
@@ -401,11 +426,11 @@ class Ledger:
 
     def copy(self) -> Ledger:
         """A ledger of the same steps, without an open run."""
-        return Ledger(self.entries)
+        return Ledger(self)
 
     def to_json(self) -> str:
         """All entries as a JSON document; an open run is written as if closed."""
-        return json.dumps({"version": VERSION, "entries": [_entry_to_dict(entry) for entry in self.entries]})
+        return json.dumps({"version": VERSION, "entries": [_entry_to_dict(entry) for entry in self]})
 
     @classmethod
     def from_json(cls, document: str) -> Ledger:
@@ -430,9 +455,6 @@ class Ledger:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"This is not a ledger that can be trusted: {error}") from error
 
-    def __iter__(self):
-        return iter(self.entries)
-
     def __eq__(self, other):
         return isinstance(other, Ledger) and set(self.entries) == set(other.entries)
 
@@ -446,7 +468,10 @@ def _added(entries):
     for entry in entries:
         steps, passes = sums.get(entry.key, (0, 0))
         sums[entry.key] = steps + entry.steps, passes + (entry.passes or 0)
-    return tuple(Entry(*key, steps, passes or None) for key, (steps, passes) in sums.items())
+    return tuple(
+        Entry(mechanism, sampling, steps, passes or None, origin)
+        for (mechanism, sampling, origin), (steps, passes) in sums.items()
+    )
 
 
 def _difference(entry, counted):
@@ -458,8 +483,9 @@ def _difference(entry, counted):
         return None
     steps = max(steps, passes, 1)
     if entry.passes is None:
-        return Entry(*entry.key, steps)
-    return Entry(*entry.key, steps, max(passes, _ceil_div(steps, entry.sampling.steps_per_pass)))
+        return dataclasses.replace(entry, steps=steps)
+    passes = max(passes, _ceil_div(steps, entry.sampling.steps_per_pass))
+    return dataclasses.replace(entry, steps=steps, passes=passes)
 
 
 def _entry_to_dict(entry):

@@ -72,7 +72,7 @@ class LedgerFile:
         """All that the file accounts for; a run that is not settled counts as if it ran in full."""
         return self._settled.merged([self._reserved] if self._reserved else [])
 
-    def reserve(self, mechanism: Mechanism, sampling, steps: int) -> None:
+    def reserve(self, mechanism: Mechanism, sampling, steps: int, origin: str = "") -> None:
         """Counts the steps of a new run, on disk when this returns. Only then may they run.
 
         A run before it that was not settled stands in full.
@@ -81,13 +81,15 @@ class LedgerFile:
             mechanism: what a step releases.
             sampling: how its batch is drawn.
             steps: the most steps that the run may take, at least 1.
+            origin: who takes them.
 
         Raises:
             ValueError: for a value out of range.
             OSError: if it could not be written; no step may run, and the object can no longer be used.
             RuntimeError: if the object cannot be used: see `settle`.
         """
-        self._append({"reserve": Ledger([Entry.of_run(mechanism, sampling, steps)]).to_json()})
+        run = Entry.of_run(mechanism, sampling, steps, origin)
+        self._append({"reserve": Ledger([run]).to_json()})
 
     def settle(self, steps: int) -> None:
         """Ends the open run, of which so many steps ran. Without an open run, 0 steps are nothing to write.
@@ -183,8 +185,9 @@ class LedgerFile:
         """Counts what a line says."""
         ((kind, value),) = record.items()
         if kind == "settle":
-            run = self._reserved.mechanism, self._reserved.sampling
-            self._settled = self._settled.merged([Entry.of_run(*run, value)] if value else [])
+            mechanism, sampling, origin = self._reserved.key
+            ran = [Entry.of_run(mechanism, sampling, value, origin)] if value else []
+            self._settled = self._settled.merged(ran)
             self._reserved = None
         elif kind == "reserve":
             self._settled = self.ledger

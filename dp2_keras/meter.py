@@ -21,6 +21,11 @@ _CLOSED = (
     "`train_on_batch`. (They write it to the ledger file first, and know the optimizer in use; a function "
     "that was traced before `compile` does not.)"
 )
+_TOO_MANY = (
+    "A pass over batches of your own must have at most `dataset_size` examples, so that none is used twice. "
+    "State the right `dataset_size`, or give `steps_per_epoch` where batches go on from epoch to epoch. "
+    "Received: a batch that makes it"
+)
 _TOO_LARGE = (
     "A batch must have at most `expected_batch_size` examples where it is counted as a part of a pass over "
     "the data. Received: a batch of"
@@ -44,6 +49,9 @@ class Meter:
             self._steps, self._limit, self._skip, self._ticket, self._largest_batch = (
                 tf.Variable(value, trainable=False, dtype=tf.int64) for value in (0, 0, 0, -1, UNLIMITED)
             )
+            self._examples, self._pass_steps, self._pass_examples = (
+                tf.Variable(value, trainable=False, dtype=tf.int64) for value in (0, 0, UNLIMITED)
+            )
             self._stops_quietly = tf.Variable(False, trainable=False)
 
     def open(
@@ -52,6 +60,7 @@ class Meter:
         *,
         ticket: int = 0,
         largest_batch: int = UNLIMITED,
+        one_pass: tuple[int, int] | None = None,
         stops_quietly: bool = False,
     ) -> None:
         """Starts a run: nothing counted, nothing to skip.
@@ -60,10 +69,16 @@ class Meter:
             limit: the most steps it may take.
             ticket: the number of the optimizer whose steps they are.
             largest_batch: the most examples that a batch may have.
+            one_pass: (k, n) if the first k steps are counted as one pass over n examples, and so may have no
+                more of them together.
             stops_quietly: whether a step at the limit is passed over, rather than an error.
         """
+        pass_steps, pass_examples = one_pass or (0, UNLIMITED)
         for variable, value in (
             (self._steps, 0),
+            (self._examples, 0),
+            (self._pass_steps, pass_steps),
+            (self._pass_examples, pass_examples),
             (self._skip, 0),
             (self._ticket, ticket),
             (self._largest_batch, largest_batch),
@@ -105,14 +120,19 @@ class Meter:
             examples: the size of the batch.
         """
         skipping, paid = self._skip > 0, self._steps < self._limit
-        small = tf.cast(examples, tf.int64) <= self._largest_batch
+        examples = tf.cast(examples, tf.int64)
+        small, total = examples <= self._largest_batch, self._examples + examples
+        few = (total <= self._pass_examples) | (self._steps >= self._pass_steps)
         checks = [
             tf.debugging.Assert(paid & (self._ticket == ticket) | skipping | self._stops_quietly, [_CLOSED]),
             tf.debugging.Assert(small, [_TOO_LARGE, examples]),
+            tf.debugging.Assert(few, [_TOO_MANY, total]),
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
             self._skip.assign_sub(tf.cast(skipping, tf.int64))
-            return paid & (self._ticket == ticket) & tf.logical_not(skipping)
+            may_run = paid & (self._ticket == ticket) & tf.logical_not(skipping)
+            self._examples.assign_add(tf.where(may_run, examples, tf.zeros_like(examples)))
+            return may_run
 
     def count(self) -> tf.Tensor:
         """Counts a step; in the graph, before its update."""

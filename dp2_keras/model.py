@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from dp2_keras import _keras
+from dp2_keras.ledger import Entry, Ledger, UnknownSampling
+from dp2_keras.optimizers import PrivateOptimizer
 from dp2_keras.training import PrivateTraining, check_overrides
 
 keras = _keras.keras
@@ -130,11 +132,26 @@ def make_private(model: keras.Model) -> keras.Model:
     if isinstance(model, PrivateTraining):
         return model
     check_overrides(type(model), keras.Model)
+    private = _wrapped(model)
+    _count_plain_steps(private, getattr(model, "optimizer", None))
+    return private
+
+
+def _wrapped(model):
     if type(model) is keras.Sequential:
         return DP2Sequential(_keras.sequential_layers(model), name=model.name)
     if type(model) is _keras.Functional:
         return DP2Functional(*_keras.functional_structure(model), name=model.name)
     return DP2Wrapper(model, name=model.name)
+
+
+def _count_plain_steps(private, optimizer):
+    """Counts the private steps that a plain model took, which keeps no ledger."""
+    steps = int(optimizer.iterations) if isinstance(optimizer, PrivateOptimizer) else 0
+    if steps:
+        origin = f"plain model {optimizer.ticket}"
+        entry = Entry(optimizer.mechanism(), UnknownSampling(), steps, origin=origin)
+        private.account().take_over(Ledger([entry]))
 
 
 def unwrap(model: keras.Model) -> keras.Model:

@@ -176,7 +176,7 @@ def dataset_of(
             first = first_step()
         start = first + int(block) * _STEPS_AT_ONCE
         drawn = [sampler.rows(step) for step in range(start, start + _STEPS_AT_ONCE)]
-        return np.concatenate(drawn), np.array([len(numbers) for numbers in drawn])
+        return np.concatenate(drawn), np.array([len(numbers) for numbers in drawn], np.int64)
 
     def draws(block):
         numbers, lengths = tf.numpy_function(draw, [block], (tf.int64, tf.int64))

@@ -82,7 +82,8 @@ _NO_GUARANTEE = {
 _ASSUMPTIONS = {
     "own_data": "The batches came from a data set of the user's own. It is assumed, and was not checked, "
     "that no example occurs more than once in a pass, which is as many examples in a row as the data set was "
-    "declared to have. If that is not so, the figures do not hold.",
+    "declared to have, nor twice in one batch (repeat batches, do not batch repeats). If that is not so, the "
+    "figures do not hold.",
     "declared_poisson": "Some batches came from the user, who declared them to be Poisson samples drawn in "
     "secret: every example in each batch with the stated probability, independently. That was not checked. "
     "If it is not so, the figures do not hold.",

@@ -10,7 +10,7 @@ apart. Where that, or the vector, is missing, the step raises and nothing change
 import tensorflow as tf
 
 from dp2_keras import _keras, validation
-from dp2_keras.account import noted_account
+from dp2_keras.account import noted_accounts
 from dp2_keras.errors import NonPrivateUpdateError
 from dp2_keras.per_example.mapping import map_examples
 from dp2_keras.privatizer import ClippedSum
@@ -40,7 +40,7 @@ def private_step(optimizer, loss, variables, tape) -> None:
     if running is None or loss is None:
         raise NonPrivateUpdateError(HOW_TO_TRAIN)
     model, data = running
-    if noted_account(_keras.flatten_layers(model)) is not None:
+    if noted_accounts(_keras.flatten_layers(model)):
         raise NonPrivateUpdateError(
             "The layers of this plain model are those of a private one, whose ledger would not count this "
             "step. Train the private model, which `dp2_keras.make_private(model)` gives."
