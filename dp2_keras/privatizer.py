@@ -97,6 +97,10 @@ class ClippingQuery:
             return answer(self.scales())
         return tf.cond(self.is_scaled, lambda: answer(self.scales()), lambda: answer(None))
 
+    def each(self, answer: Callable):
+        """Gives `answer(query)` of each query that this one is made of: itself."""
+        return answer(self)
+
     def clip(self, per_example_gradients: Sequence[tf.Tensor], mask: tf.Tensor):
         """Scales, clips and sums gradients whose leading axis is the example.
 
@@ -143,16 +147,55 @@ class ClippingQuery:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class JointQuery:
+    """Several queries of one batch, answered from the same gradients.
+
+    Each is a release, and each has its noise: the step costs what all of them cost together.
+
+    Attributes:
+        queries: of the same variables; the last one is the step's own.
+    """
+
+    queries: Sequence[ClippingQuery]
+
+    @property
+    def variables(self) -> Sequence:
+        """The trainable variables."""
+        return self.queries[-1].variables
+
+    @property
+    def l2_norm_clip(self) -> tf.Tensor | float:
+        """C of the step's own query."""
+        return self.queries[-1].l2_norm_clip
+
+    def zeros(self) -> list[tf.Tensor]:
+        """The sums over no examples, one query's after another's."""
+        return [zero for query in self.queries for zero in query.zeros()]
+
+    def each(self, answer: Callable):
+        """Gives the values of `answer(query)` for all queries, and the norms for the last."""
+        values, norms = zip(*(answer(query) for query in self.queries))
+        return [value for some in values for value in some], norms[-1]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class ClippedSum:
     """The answer to a `ClippingQuery`, and the only thing a private step accepts.
 
     Attributes:
         query: the query it answers; its `l2_norm_clip` is the sensitivity.
-        values: one summed tensor per variable, not yet noised.
+        values: one summed tensor per variable, not yet noised; of a joint query, one query's after another's.
     """
 
-    query: ClippingQuery
+    query: ClippingQuery | JointQuery
     values: Sequence[tf.Tensor]
+
+    def parts(self) -> list[ClippedSum]:
+        """The sums of each query that the query is made of."""
+        if isinstance(self.query, ClippingQuery):
+            return [self]
+        values, size = list(self.values), len(self.query.variables)
+        return [ClippedSum(q, values[k * size :][:size]) for k, q in enumerate(self.query.queries)]
 
 
 def add_noise(

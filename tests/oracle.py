@@ -16,7 +16,7 @@ RULES = {
 
 
 def dp2(gradients, w, batches, *, rule, s1, s2, lr, lr_sgd, clip_norm, clip_sgd, eps, batch_size,
-        rho=0.9, sigma=0.0, noise=None, bias_correction=False):  # fmt: skip
+        rho=0.9, sigma=0.0, noise=None, bias_correction=False, noise_first=False):  # fmt: skip
     """Weights before each step and after the last; `noise[t]` is standard normal."""
     G, v, path = np.zeros_like(w), np.zeros_like(w), [w]
     for t, batch in enumerate(batches):
@@ -30,13 +30,34 @@ def dp2(gradients, w, batches, *, rule, s1, s2, lr, lr_sgd, clip_norm, clip_sgd,
             v, G = RULES[rule](v, m2, rho), np.zeros_like(w)
         scale = np.ones_like(w) if p < s1 else 1 / (np.sqrt(v) + eps)
         C, rate = (clip_sgd, lr_sgd) if p < s1 else (clip_norm, lr)
-        total = sum([clip(scale * g, C) for g in gradients(w, batch)], np.zeros_like(w))
+        before, after = (np.ones_like(w), scale) if noise_first else (scale, np.ones_like(w))
+        total = sum([clip(before * g, C) for g in gradients(w, batch)], np.zeros_like(w))
         if sigma:
             total = total + sigma * C * noise[t]
-        g = total / batch_size
+        g = after * total / batch_size
         if p < s1:
             G = G + g
         w = w - rate * g
+        path.append(w)
+    return np.array(path)
+
+
+def extra_query(gradients, w, batches, *, rule, s, lr, lr_sgd, clip_norm, clip_sgd, eps, batch_size,
+                rho=0.9, sigma=0.0, noise=None):  # fmt: skip
+    """The paper's Algorithm 2, as its code has it; `noise[t]` are the standard normals of both releases."""
+    G, v, path = np.zeros_like(w), np.zeros_like(w), [w]
+    for t, batch in enumerate(batches):
+        first, second = noise[t] if sigma else (0.0, 0.0)
+        rows = list(gradients(w, batch))
+        clipped = sum([clip(row, clip_sgd) for row in rows], np.zeros_like(w))
+        g = (clipped + sigma * clip_sgd * first) / batch_size
+        G = G + g
+        if t % s == 0:
+            v, G = RULES[rule](v, (G / (s if t else 1)) ** 2, rho), np.zeros_like(w)
+            w = w - lr_sgd * g
+        else:
+            scaled = [clip(row / (np.sqrt(v) + eps), clip_norm) for row in rows]
+            w = w - lr * (sum(scaled, np.zeros_like(w)) + sigma * clip_norm * second) / batch_size
         path.append(w)
     return np.array(path)
 

@@ -205,6 +205,37 @@ def test_noise_of_a_step_has_exactly_the_stated_deviation(make, deviations, jit)
             assert stats.kstest(noise, "norm", args=(0, wrong * stated)).pvalue < 1e-9
 
 
+def test_each_of_two_releases_has_its_own_sensitivity():
+    """Extra query: the unscaled sum under one clip norm, the scaled one under another."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 5)).astype(np.float32) * 50, (rng.random((8, 1)) < 0.5).astype(np.float32)
+    arguments = dict(delay=3, sgd_l2_norm_clip=0.3, expected_batch_size=8, noise_seed=1, eps=1e-4)
+    model = logistic_model(5, dp2.DP2RMSpropExtraQuery(0.1, 2.0, 0.5, **arguments))
+    model.train_on_batch(x, y)
+    clipped_sum = clipping(model)
+    for i in range(8):
+        others = np.arange(8) != i
+        change = clipped_sum(x, y)[0] - clipped_sum(x[others], y[others])[0]
+        assert 0 < np.linalg.norm(change[:6]) <= 0.3 * ROUNDING
+        assert 0 < np.linalg.norm(change[6:]) <= 2.0 * ROUNDING
+
+
+def test_each_of_two_releases_has_its_own_noise():
+    model = dp2.DP2Sequential([keras.Input((1,)), Wide()])
+    optimizer = dp2.DP2AdagradExtraQuery(
+        1.0, 2.0, 1.5, delay=9, sgd_l2_norm_clip=0.5, expected_batch_size=4, noise_seed=7
+    )
+    model.compile(optimizer, loss="mse")
+    path = [np.zeros(20_000)]
+    for _ in range(2):
+        model.train_on_batch(np.ones((3, 1)), np.ones((3, 1)))
+        path.append(model.trainable_variables[0].numpy())
+    first, second = optimizer._gradient_sums[0].numpy(), path[1] - path[2]
+    for noise, clip_norm in ((path[0] - path[1], 0.5), (first, 0.5), (second, 2.0)):
+        assert stats.kstest(noise, "norm", args=(0, 1.5 * clip_norm / 4)).pvalue > 1e-3
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(20_000)
+
+
 def test_noise_reaches_the_last_bit_of_a_sum_of_float64():
     """Noise of float32 has no bits below 2^-34 or so; those of the sum must not stay."""
     value = tf.constant(np.pi * 10.0 ** np.arange(-6.0, 1.0), tf.float64)

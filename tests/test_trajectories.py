@@ -50,10 +50,10 @@ def test_dp2_without_noise_equals_the_oracle(data, rule, s1, s2):
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
-def standard_normals(seed, steps):
+def standard_normals(seed, steps, stream=0):
     """What a seeded optimizer draws, step by step: [kernel, bias], which are small and drawn at once."""
     source = NoiseSource(seed)
-    draw = lambda t: source.normal([FEATURES + 1], tf.constant(t, tf.int64), stream=0, variable=0)  # noqa: E731
+    draw = lambda t: source.normal([FEATURES + 1], tf.constant(t, tf.int64), stream=stream, variable=0)  # noqa: E731
     return [draw(t).numpy() for t in range(steps)]
 
 
@@ -73,6 +73,37 @@ def test_dp2_with_known_noise_equals_the_oracle(data, rule, bias_correction):
         noise=standard_normals(3, 13), **arguments,
     )  # fmt: skip
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+ABLATIONS = {
+    "rmsprop": (dp2.DP2RMSpropNoiseFirst, dp2.DP2RMSpropExtraQuery),
+    "adagrad": (dp2.DP2AdagradNoiseFirst, dp2.DP2AdagradExtraQuery),
+}
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.7])
+@pytest.mark.parametrize("rule", ABLATIONS)
+def test_ablations_equal_the_oracle(data, rule, sigma):
+    x, y = data
+    noise_first, extra_query = (
+        kind(
+            0.05, 1.5, sigma, delay=3, sgd_learning_rate=0.3, sgd_l2_norm_clip=0.4, eps=1e-2,
+            expected_batch_size=BATCH, noise_seed=3, **rho_of(rule),
+        )
+        for kind in ABLATIONS[rule]
+    )  # fmt: skip
+    common = dict(
+        rule=rule, lr=0.05, lr_sgd=0.3, clip_norm=1.5, clip_sgd=0.4, eps=1e-2, batch_size=BATCH, sigma=sigma,
+        **rho_of(rule),
+    )  # fmt: skip
+    first, second = (standard_normals(3, 13, stream) for stream in (0, 2))
+    start = (oracle.logistic_gradients(x, y), np.zeros(FEATURES + 1), batches(13))
+    for optimizer, expected in (
+        (noise_first, oracle.dp2(*start, s1=3, s2=3, noise=first, noise_first=True, **common)),
+        (extra_query, oracle.extra_query(*start, s=3, noise=list(zip(first, second)), **common)),
+    ):
+        ours = train(logistic_model(FEATURES, optimizer), x, y, batches(13))
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 VANILLA = {
@@ -110,9 +141,15 @@ def paper_optimizer(name, hyper):
         sgd_l2_norm_clip=hyper["clip1"], delay=hyper["interval"], **common, **eps,
     )  # fmt: skip
     plain = dict(learning_rate=hyper["lr"], l2_norm_clip=hyper["clip1"], **common)
+    noise_first = {**delayed, "l2_norm_clip": hyper["clip1"]}
+    extra_query = {**delayed, "learning_rate": hyper["lr"]}
     return {
         "dp2_rmsprop": lambda: dp2.DP2RMSprop(**delayed, **rho),
         "dp2_adagrad": lambda: dp2.DP2Adagrad(**delayed),
+        "dp2_rmsprop_noise_then_precond": lambda: dp2.DP2RMSpropNoiseFirst(**noise_first, **rho),
+        "dp2_adagrad_noise_then_precond": lambda: dp2.DP2AdagradNoiseFirst(**noise_first),
+        "dp2_rmsprop_ablation1": lambda: dp2.DP2RMSpropExtraQuery(**extra_query, **rho),
+        "dp2_adagrad_ablation1": lambda: dp2.DP2AdagradExtraQuery(**extra_query),
         "dp_sgd": lambda: dp2.DPSGD(**plain),
         "dp_rmsprop": lambda: dp2.DPRMSprop(**plain, **eps, **rho),
         "dp_adagrad": lambda: dp2.DPAdagrad(**plain, **eps),
@@ -121,7 +158,9 @@ def paper_optimizer(name, hyper):
 
 
 @pytest.mark.parametrize(
-    "name", ["dp2_rmsprop", "dp2_adagrad", "dp_sgd", "dp_rmsprop", "dp_adagrad", "dp_adam"]
+    "name",
+    """dp2_rmsprop dp2_adagrad dp2_rmsprop_noise_then_precond dp2_adagrad_noise_then_precond
+    dp2_rmsprop_ablation1 dp2_adagrad_ablation1 dp_sgd dp_rmsprop dp_adagrad dp_adam""".split(),
 )
 def test_equals_the_authors_code(golden, name):
     x, y = np.array(golden["x"], np.float32), np.array(golden["y"], np.float32)

@@ -1,5 +1,11 @@
 """Named private optimizers, each a row of the same composition."""
 
+from dp2_keras.optimizers.ablations import (
+    DP2AdagradExtraQuery,
+    DP2AdagradNoiseFirst,
+    DP2RMSpropExtraQuery,
+    DP2RMSpropNoiseFirst,
+)
 from dp2_keras.optimizers.base import PrivateOptimizer
 from dp2_keras.optimizers.dp2 import DP2Adagrad, DP2RMSprop, DP2Yogi
 from dp2_keras.optimizers.dp_adaptive import DPAdagrad, DPAdam, DPRMSprop
@@ -7,7 +13,11 @@ from dp2_keras.optimizers.dp_sgd import DPSGD
 
 __all__ = [
     "DP2Adagrad",
+    "DP2AdagradExtraQuery",
+    "DP2AdagradNoiseFirst",
     "DP2RMSprop",
+    "DP2RMSpropExtraQuery",
+    "DP2RMSpropNoiseFirst",
     "DP2Yogi",
     "DPAdagrad",
     "DPAdam",

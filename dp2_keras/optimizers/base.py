@@ -40,7 +40,7 @@ from dp2_keras.privatizer import (
 )
 from dp2_keras.schedule import ConstantSchedule, DelayedSchedule, Phase
 
-NOISE_STREAM = 0
+NOISE_STREAMS = (0, 2)  # One for each release that a step may make.
 RANDOM_LAYER_STREAM = 1
 
 _REFUSED = {
@@ -147,8 +147,13 @@ class PrivateOptimizer(_keras.Optimizer):
 
     @property
     def is_delayed(self) -> bool:
-        """Scale before the noise, by a v made of earlier private gradients."""
+        """Whether v is made of the mean of earlier private gradients, rather than of each step's own."""
         return isinstance(self.schedule, DelayedSchedule)
+
+    @property
+    def scales_before_noise(self) -> bool:
+        """The order: scale each example's gradient, then clip and add noise; or scale what is noisy."""
+        return self.is_delayed
 
     # What a step may ask, and what it does with the answer.
 
@@ -167,11 +172,13 @@ class PrivateOptimizer(_keras.Optimizer):
         variables = list(variables)
         self._check_can_step(variables)
         self.ensure_built(variables)
-        clip = self._by_phase(self._clip(Phase.SGD), self._clip(Phase.ADAPTIVE))
-        scales = (lambda: [self._scale(v) for v in variables]) if self.is_delayed else None
-        adaptive = self.schedule.is_adaptive(self._step())
-        self._open_query = ClippingQuery(variables, scales, clip, adaptive)
+        self._open_query = self._query(variables)
         return self._open_query
+
+    def _query(self, variables):
+        clip = self._by_phase(self._clip(Phase.SGD), self._clip(Phase.ADAPTIVE))
+        scales = (lambda: [self._scale(v) for v in variables]) if self.scales_before_noise else None
+        return ClippingQuery(variables, scales, clip, self.schedule.is_adaptive(self._step()))
 
     def finish_step(self, clipped: ClippedSum, regularization: Sequence | None = None) -> None:
         """Adds the noise to a clipped sum and updates the weights with it.
@@ -190,9 +197,9 @@ class PrivateOptimizer(_keras.Optimizer):
                 f"`begin_step`, once. Received: {type(clipped).__name__}"
             )
         self._open_query = None
-        variables = clipped.query.variables
-        gradients = self._private_mean(clipped)
-        updates = self._directions(gradients, variables)
+        variables, draw = clipped.query.variables, self._next_draw()
+        releases = [self._private_mean(*part, draw) for part in zip(clipped.parts(), NOISE_STREAMS)]
+        updates = self._directions(variables, *releases)
         if regularization is not None:
             updates = [u + tf.cast(r, u.dtype) for u, r in zip(updates, regularization)]
         # Without the dependency, a step that fails (or finds no batch) would still count, and the
@@ -204,38 +211,50 @@ class PrivateOptimizer(_keras.Optimizer):
         """uint32 words for random layers, a new set in every step."""
         return self._noise_source.bits(shape, self._next_draw(), stream=RANDOM_LAYER_STREAM)
 
-    def _private_mean(self, clipped):
+    def _private_mean(self, clipped, stream, draw):
         values = clipped.values
         if self.sigma > 0:
             stddev = self.sigma * clipped.query.l2_norm_clip
             indices = [self.variable_index(v) for v in clipped.query.variables]
-            values = add_noise(clipped, stddev, self._noise_source, self._next_draw(), NOISE_STREAM, indices)
+            values = add_noise(clipped, stddev, self._noise_source, draw, stream, indices)
         return [value / self._batch_size for value in values]
 
-    def _directions(self, gradients, variables):
+    def _directions(self, variables, gradients):
         """What the learning rate multiplies, from this step's private gradients."""
         if self.is_delayed:
             self._accumulate(gradients, variables)
             self._refresh_if_due(variables)
-            return gradients
+            return gradients if self.scales_before_noise else self._scaled_if_adaptive(gradients, variables)
         if self.preconditioner is not None:
             self._refresh_from(gradients, variables)
         if self.first_moment_decay:
             gradients = self._first_moment_of(gradients, variables)
         if self.preconditioner is None:
             return gradients
+        return self._scaled(gradients, variables)
+
+    def _scaled(self, gradients, variables):
         return [g * self._scale(v) for g, v in zip(gradients, variables)]
+
+    def _scaled_if_adaptive(self, gradients, variables):
+        adaptive = self.schedule.is_adaptive(self._step())
+        return tf.cond(adaptive, lambda: self._scaled(gradients, variables), lambda: list(gradients))
 
     # The preconditioner.
 
     def _refresh_if_due(self, variables):
         def refresh():
             sums = [self._state(self._gradient_sums, v) for v in variables]
-            self._refresh_from([g / self.schedule.sgd_steps for g in sums], variables)
+            self._refresh_from([g / self._averaged_steps for g in sums], variables)
             for gradient_sum in map(_keras.native, self._gradient_sums):  # Of frozen layers too.
                 gradient_sum.assign(tf.zeros_like(gradient_sum))
 
         tf.cond(self.schedule.refreshes(self._step()), refresh, lambda: None)
+
+    @property
+    def _averaged_steps(self):
+        """How many private gradients the accumulator holds when v is refreshed."""
+        return self.schedule.sgd_steps
 
     def _refresh_from(self, mean_gradients, variables):
         for mean, variable in zip(mean_gradients, variables):

@@ -106,7 +106,7 @@ class Delayed(PrivateOptimizer):
         if not self.bias_correction:
             return squared_mean
         stddev = self._privatizer(Phase.SGD).noise_stddev / self._batch_size
-        return tf.maximum(squared_mean - stddev**2 / self.schedule.sgd_steps, 0.0)
+        return tf.maximum(squared_mean - stddev**2 / self._averaged_steps, 0.0)
 
 
 @_keras.register

@@ -99,5 +99,6 @@ def _clip(query, gradients, data):
     """The clipped sum, if there was a gradient per example."""
     count, drawn = tf.shape(gradients[0])[0], tf.shape(tf.nest.flatten(data)[0])[0]
     with tf.control_dependencies([tf.debugging.assert_equal(count, drawn, _WRONG_LENGTH)]):
-        values, _ = query.clip([tf.identity(g) for g in gradients], tf.ones([count], tf.bool))
+        gradients, mask = [tf.identity(g) for g in gradients], tf.ones([count], tf.bool)
+        values, _ = query.each(lambda one: one.clip(gradients, mask))
     return values

@@ -33,7 +33,9 @@ def ghost(example_pass, query, examples, mask):
         ValueError: if a weight is used outside the layer that owns it.
     """
     parts, outputs = contributions(example_pass, query.variables, examples)
-    values, norms = query.by_scale(lambda scales: _clip_in_memory(query, parts, scales, mask))
+    values, norms = query.each(
+        lambda one: one.by_scale(lambda scales: _clip_in_memory(one, parts, scales, mask))
+    )
     return values, norms, outputs
 
 

@@ -12,5 +12,6 @@ import tensorflow as tf
 def loop(gradient_fn, query, examples, mask):
     """Clips a chunk of one example; see `chunks.clipped_sum`."""
     gradients, outputs = gradient_fn(tf.nest.map_structure(lambda t: t[0], examples))
-    values, norms = query.clip([g[None] for g in gradients], mask)
+    gradients = [g[None] for g in gradients]
+    values, norms = query.each(lambda one: one.clip(gradients, mask))
     return values, norms, tf.nest.map_structure(lambda t: t[None], outputs)

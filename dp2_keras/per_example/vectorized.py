@@ -13,5 +13,5 @@ from dp2_keras.per_example.mapping import map_examples
 def vectorized(gradient_fn, query, examples, mask):
     """Clips and sums a chunk of examples; see `chunks.clipped_sum`."""
     gradients, outputs = map_examples(gradient_fn, examples)
-    values, norms = query.clip(gradients, mask)
+    values, norms = query.each(lambda one: one.clip(gradients, mask))
     return values, norms, outputs
