@@ -243,7 +243,12 @@ def test_the_key_is_nowhere(tmp_path, leave):
 
 
 def plant_in_variables(model):
-    """As if the key were saved with the weights and the optimizer's state."""
+    """As if the key were saved with the weights and the optimizer's state.
+
+    A key whose bytes are ordinary numbers: training would not leave those of NaN as they are.
+    """
+    ordinary = np.float32([0.1, 0.7, 1.3, 2.9]).tobytes()
+    model.optimizer._noise_source._key.assign(np.frombuffer(ordinary, np.uint64))
     kernel, bias = model.get_weights()
     model.set_weights([np.frombuffer(key_of(model).tobytes(), np.float32).reshape(kernel.shape), bias])
     model.optimizer._second_moments[0].assign(model.get_weights()[0])
