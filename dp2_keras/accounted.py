@@ -278,10 +278,10 @@ class _LedgerState(tf.train.experimental.PythonState):
         self._account = account
 
     def serialize(self):
-        return self._account.ledger.to_json()
+        return self._account.current().ledger.to_json()
 
     def deserialize(self, document):
-        self._account.take_over(Ledger.from_json(tf.compat.as_str(document)))
+        self._account.current().take_over(Ledger.from_json(tf.compat.as_str(document)))
 
 
 def _saved_ledger(file):

@@ -21,13 +21,18 @@ tf.config.set_logical_device_configuration(
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 
 
+def shared_path(*parts):
+    """A file or directory that lies beside the project; the test is skipped where it does not."""
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"{path.name} is not beside the project, in {'/'.join(['shared', *parts[:-1]])}")
+    return path
+
+
 @pytest.fixture
 def golden():
     """Trajectories of the authors' own code."""
-    path = SHARED / "golden" / "paper_code.json"
-    if not path.exists():
-        pytest.skip(f"the authors' trajectories are not beside the project ({path.name})")
-    return json.loads(path.read_text())
+    return json.loads(shared_path("golden", "paper_code.json").read_text())
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import math
 import keras
 import numpy as np
 import pytest
-from conftest import SHARED
+from conftest import shared_path
 
 from dp2_keras import data
 
@@ -124,10 +124,7 @@ def test_rejects_a_file_whose_arrays_do_not_fit(path, tmp_path):
 
 @pytest.fixture(scope="module")
 def real_path():
-    path = SHARED / "data" / "imdb.npz"
-    if not path.exists():
-        pytest.skip(f"the reviews are not beside the project ({path.name})")
-    return path
+    return shared_path("data", "imdb.npz")
 
 
 def test_the_real_reviews_have_their_known_size(real_path):

@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import SHARED
+from conftest import shared_path
 
 from dp2_keras import data
 from dp2_keras.data import movielens_ratings
@@ -96,10 +96,7 @@ def test_out_of_reach_it_says_where_to_put_the_archive(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def real_path():
-    path = SHARED / "data" / "movielens-100k"
-    if not path.exists():
-        pytest.skip(f"the ratings are not beside the project ({path.name})")
-    return path
+    return shared_path("data", "movielens-100k")
 
 
 def test_the_real_ratings_have_their_known_figures(real_path):

@@ -99,6 +99,18 @@ def test_a_ledger_file_is_released_before_layers_are_shared(tmp_path):
     assert steps_of(private(one.layers[-1], other.layers[-1])) == [10]
 
 
+def test_a_checkpoint_of_a_model_that_shares_layers_has_all_of_their_history(tmp_path):
+    shared = layers.Dense(1)
+    part = private(shared)
+    fit(part)
+    other = trained(2)
+    fit(private(other.layers[-1], shared))  # `other` itself is not asked for its account from here on.
+    path = tf.train.Checkpoint(model=other).write(str(tmp_path / "checkpoint"))
+    loaded = private(layers.Dense(1))
+    tf.train.Checkpoint(model=loaded).read(path).expect_partial()
+    assert steps_of(loaded) == [20]
+
+
 # Files and copies.
 
 

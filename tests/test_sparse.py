@@ -78,6 +78,14 @@ def test_entries_given_twice_are_added_before_the_norm(phase):
     assert_close(sparse_sum(model, phase, twice), sparse_sum(model, phase, as_sparse(X)))
 
 
+def test_a_layer_of_sparse_rows_is_used_once():
+    rows = keras.Input((FEATURES,), sparse=True)
+    dense = layers.Dense(2)
+    model = keras.Model(rows, layers.Add()([dense(rows), dense(rows)]))
+    with pytest.raises(ValueError, match="Dense layer of sparse rows must be used once"):
+        sparse_sum(private(lambda: model, X), "sgd", as_sparse(X))
+
+
 def test_the_dense_row_is_never_made():
     model = private(build, X[:0])
     model.optimizer.iterations.assign(1)

@@ -16,7 +16,7 @@ import urllib.request
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SHARED
+from conftest import shared_path
 
 from dp2_keras import data
 from dp2_keras.data import stackoverflow_cache, tff_database
@@ -414,9 +414,7 @@ def test_the_examples_sizes_are_the_papers_without_a_csv():
 
 @pytest.mark.slow
 def test_real_questions_through_tffs_reader(tff, tmp_path, path, no_network):
-    questions = SHARED / "data" / "stackoverflow_text.csv.gz"
-    if not questions.exists():
-        pytest.skip(f"the questions are not beside the project ({questions.name})")
+    questions = shared_path("data", "stackoverflow_text.csv.gz")
     built = data.build_tff_database(questions, tmp_path)
     assert built["rows"] == 56_075 and built["duplicates"] + built["questions"] == 56_075
     words, tags = data.read_tff_counts(tmp_path)

@@ -30,6 +30,12 @@ class SparseOuter(Contribution):
         super().__init__([d], shape)
         self.rows, self.columns, self.entries = _distinct(a)
 
+    def gradients(self, d):
+        raise ValueError(
+            "A Dense layer of sparse rows must be used once: a second use would have to make the dense rows. "
+            "Convert them with `tf.sparse.to_dense`."
+        )
+
     def squared_norms(self, scale):
         d = self.operands[0]
         at_entries = tf.gather(d, self.rows) * self.entries[:, None]
