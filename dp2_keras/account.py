@@ -132,7 +132,7 @@ class Account:
             ticket=optimizer.ticket,
             largest_batch=sampling.batch_size if bounded else UNLIMITED,
             one_pass=sampling.one_pass if bounded else None,
-            stops_quietly=True,
+            in_loop=True,
         )
 
     def idle(self, optimizer) -> None:

@@ -2,6 +2,7 @@
 
     arrays                          Poisson batches of rate B / n, n // B of them in an epoch
     arrays, sampling="shuffle"      Keras's own batches, priced by what is proved for them
+    batches of `poisson_batches`    as they say themselves
     the user's batches              n must be said; shuffled, unless declared Poisson
 
 n is counted after `validation_split`; it is public, and nothing else here depends on the data.
@@ -19,7 +20,7 @@ import tensorflow as tf
 from dp2_keras import _checks
 from dp2_keras.ledger import Entry, PoissonSampling, ShuffledSampling
 from dp2_keras.rows import Rows, is_arrays
-from dp2_keras.sampling import PoissonSampler, dataset_of
+from dp2_keras.sampling import PoissonSampler, dataset_of, known_sampling
 
 KERAS_BATCH_SIZE = 32
 
@@ -94,6 +95,9 @@ def plan(
     Raises:
         ValueError: for arguments that contradict each other, or that say too little.
     """
+    known = known_sampling(arguments["x"])
+    if known is not None:
+        return _known_batches(arguments, request, known)
     if not is_arrays((arguments["x"], arguments["y"], arguments["sample_weight"])):
         return _own_batches(arguments, request, optimizer)
     if request.dataset_size is not None:
@@ -129,6 +133,15 @@ def _keras_batches(arguments, request, optimizer):
         _checks.fail("True for `assume_poisson`: batches in a fixed order are not random", shuffle=False)
     arguments = {**arguments, "batch_size": size}
     return Plan(arguments, sampling, arguments["steps_per_epoch"] or sampling.steps_per_pass)
+
+
+def _known_batches(arguments, request, known):
+    drawn = Request("poisson", known.dataset_size, known.max_batch_size)
+    for name, value in dataclasses.asdict(drawn).items():
+        said = getattr(request, name)
+        if said not in (None, value):
+            _checks.fail(f"left out, or {value!r}, as the batches were drawn", **{name: said})
+    return Plan(arguments, known, arguments["steps_per_epoch"] or _cardinality(arguments["x"]))
 
 
 def _own_batches(arguments, request, optimizer):

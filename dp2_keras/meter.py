@@ -1,7 +1,8 @@
 """Counts the steps that run, and lets no step run that may not.
 
     a step runs          iff  skip == 0  and  steps < limit
-    at the limit         nothing happens in `fit`, which stops; an error elsewhere
+    at the limit         nothing happens in Keras's loop, which stops; an error elsewhere
+    while the loop runs  a step that is not the loop's is an error
     before it updates    steps <- steps + 1
     if skip > 0          skip  <- skip - 1, and nothing else happens
 
@@ -19,7 +20,7 @@ from dp2_keras.ledger import MAX_STEPS as UNLIMITED
 _CLOSED = (
     "This step is not one that the model's account counts, so it was not taken: train with `fit` or "
     "`train_on_batch`. (They write it to the ledger file first, and know the optimizer in use; a function "
-    "that was traced before `compile` does not.)"
+    "that was traced before `compile` does not. While `fit` runs, it alone takes steps.)"
 )
 _TOO_MANY = (
     "A pass over batches of your own must have at most `dataset_size` examples, so that none is used twice. "
@@ -39,8 +40,8 @@ class Meter:
 
     Example:
     >>> meter = Meter()
-    >>> meter.open(limit=1, stops_quietly=True)
-    >>> [bool(meter.gate()) and int(meter.count()) for _ in range(2)]
+    >>> meter.open(limit=1, in_loop=True)
+    >>> [bool(meter.gate(in_loop=True)) and int(meter.count()) for _ in range(2)]
     [1, False]
     """
 
@@ -52,7 +53,7 @@ class Meter:
             self._examples, self._pass_steps, self._pass_examples = (
                 tf.Variable(value, trainable=False, dtype=tf.int64) for value in (0, 0, UNLIMITED)
             )
-            self._stops_quietly = tf.Variable(False, trainable=False)
+            self._in_loop = tf.Variable(False, trainable=False)
 
     def open(
         self,
@@ -61,7 +62,7 @@ class Meter:
         ticket: int = 0,
         largest_batch: int = UNLIMITED,
         one_pass: tuple[int, int] | None = None,
-        stops_quietly: bool = False,
+        in_loop: bool = False,
     ) -> None:
         """Starts a run: nothing counted, nothing to skip.
 
@@ -71,7 +72,7 @@ class Meter:
             largest_batch: the most examples that a batch may have.
             one_pass: (k, n) if the first k steps are counted as one pass over n examples, and so may have no
                 more of them together.
-            stops_quietly: whether a step at the limit is passed over, rather than an error.
+            in_loop: whether Keras's loop takes the steps, and nothing else.
         """
         pass_steps, pass_examples = one_pass or (0, UNLIMITED)
         for variable, value in (
@@ -82,7 +83,7 @@ class Meter:
             (self._skip, 0),
             (self._ticket, ticket),
             (self._largest_batch, largest_batch),
-            (self._stops_quietly, stops_quietly),
+            (self._in_loop, in_loop),
             (self._limit, min(limit, UNLIMITED)),
         ):
             variable.assign(value)
@@ -90,7 +91,7 @@ class Meter:
     def close(self) -> None:
         """Ends the run: no further step may run."""
         self._limit.assign(0)
-        self._stops_quietly.assign(False)
+        self._in_loop.assign(False)
 
     def skip(self, steps: int) -> None:
         """Passes over the coming steps, which an interrupted run has taken already."""
@@ -111,26 +112,28 @@ class Meter:
         """Whether the gate is closed for good."""
         return _value(self._steps) >= _value(self._limit)
 
-    def gate(self, ticket: int = 0, examples: tf.Tensor | int = 0) -> tf.Tensor:
+    def gate(self, ticket: int = 0, examples: tf.Tensor | int = 0, in_loop: bool = False) -> tf.Tensor:
         """Whether this step may run; in the graph, once a step.
 
         Args:
             ticket: the number of the step's own optimizer. A graph that was traced with another one
                 than the run's would be counted as what it is not, and is refused.
             examples: the size of the batch.
+            in_loop: whether the step is one of Keras's loop.
         """
         skipping, paid = self._skip > 0, self._steps < self._limit
+        known = (self._ticket == ticket) & (in_loop | tf.logical_not(self._in_loop))
         examples = tf.cast(examples, tf.int64)
         small, total = examples <= self._largest_batch, self._examples + examples
         few = (total <= self._pass_examples) | (self._steps >= self._pass_steps)
         checks = [
-            tf.debugging.Assert(paid & (self._ticket == ticket) | skipping | self._stops_quietly, [_CLOSED]),
+            tf.debugging.Assert(known & (paid | skipping | self._in_loop), [_CLOSED]),
             tf.debugging.Assert(small, [_TOO_LARGE, examples]),
             tf.debugging.Assert(few, [_TOO_MANY, total]),
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
             self._skip.assign_sub(tf.cast(skipping, tf.int64))
-            may_run = paid & (self._ticket == ticket) & tf.logical_not(skipping)
+            may_run = known & paid & tf.logical_not(skipping)
             self._examples.assign_add(tf.where(may_run, examples, tf.zeros_like(examples)))
             return may_run
 

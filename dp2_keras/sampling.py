@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp2_keras import _checks
+from dp2_keras.ledger import PoissonSampling
 from dp2_keras.rows import Rows
 
 _STEPS_AT_ONCE = 16  # A call of Python costs as much as ten draws.
@@ -129,10 +130,11 @@ def poisson_batches(
     """Poisson batches of arrays, as `fit` draws them, for custom loops.
 
     Each element is (x,), (x, y) or (x, y, sample_weight) of the rows drawn, of any number
-    from 0. Train on them with `model.fit(batches, sampling="poisson", dataset_size=n)` or
-    `model.train_on_batch(*batch, sampling="poisson", dataset_size=n)`, and with
-    `expected_batch_size=batch_size` in the optimizer. Caching or repeating the batches
-    would draw the same ones again, which is not Poisson sampling.
+    from 0. Train on them with `model.fit(batches)`, which knows how they were drawn. It does not
+    know it of what is made of them, as by `map`: declare that with `sampling="poisson"`,
+    `dataset_size=n` and `expected_batch_size=batch_size` in the optimizer, and so in
+    `train_on_batch`. Caching or repeating the batches would draw the same ones again, which is not
+    Poisson sampling.
 
     Args:
         x: inputs: an array, a tensor, a scipy sparse matrix, a `tf.SparseTensor`, or a dict, tuple
@@ -161,7 +163,14 @@ def poisson_batches(
     sampler = PoissonSampler(len(rows), batch_size, max_batch_size=max_batch_size, seed=seed)
     if steps is not None:
         _checks.positive_integer(steps=steps)
-    return dataset_of(rows, sampler, lambda: first_step, steps)
+    batches = dataset_of(rows, sampler, lambda: first_step, steps)
+    batches.dp2_sampling = PoissonSampling(len(rows), batch_size, max_batch_size, seeded=seed is not None)
+    return batches
+
+
+def known_sampling(batches: Any) -> PoissonSampling | None:
+    """How the batches of `poisson_batches` were drawn; None for any others."""
+    return getattr(batches, "dp2_sampling", None) if isinstance(batches, tf.data.Dataset) else None
 
 
 def dataset_of(

@@ -40,6 +40,7 @@ class PrivateTraining(AccountedTraining):
     _step_checked = False
     _traced_constants = None
     _jit_clipped_sum = False
+    _in_loop = False
 
     def _loss_owner(self):
         """The model whose `compute_loss` and metrics count. (Keras saves properties.)"""
@@ -130,7 +131,7 @@ class PrivateTraining(AccountedTraining):
         Normals take twice as long inside XLA, and metrics see batches of any size.
         """
         self._jit_clipped_sum = _keras.wants_jit(self)
-        return _keras.make_without_jit(self, super().make_train_function, force)
+        return _keras.make_train_function(self, super().make_train_function, force)
 
     def train_step(self, data):
         """One private step; Keras calls it.
@@ -146,7 +147,7 @@ class PrivateTraining(AccountedTraining):
             self._check_step(data)
             self._traced_constants = self._constants()
             with tf.control_dependencies(_parts(data)):  # No batch, no step.
-                may_run = self.account().meter.gate(self.optimizer.ticket, _row_count(data))
+                may_run = self.account().meter.gate(self.optimizer.ticket, _row_count(data), self._in_loop)
             return self._logs_if(may_run, lambda: self._private_step(data))
         except Exception:
             self.train_function = None  # TensorFlow may call a half-traced function empty.

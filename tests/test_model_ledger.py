@@ -333,6 +333,30 @@ def test_a_graph_of_another_optimizer_is_refused():
     assert model.ledger.steps == 1
 
 
+def _own_step(model):
+    return lambda: model.train_step((tf.constant(X[:B]), tf.constant(X[:B])))
+
+
+def _traced_step(model):
+    step = tf.function(_own_step(model))
+    step()
+    return step
+
+
+@pytest.mark.parametrize("step_of", [_own_step, _traced_step])
+def test_while_a_fit_runs_it_alone_takes_steps(step_of):
+    model = model_of(lambda: optimizer(expected_batch_size=B))
+    step = step_of(model)
+    before = model.ledger.steps
+    inside = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: step())
+    with pytest.raises(tf.errors.InvalidArgumentError, match=NOT_COUNTED):
+        fit(model, callbacks=[inside])
+    assert model.ledger.steps == before
+    fit(model)
+    step()
+    assert model.ledger.steps == before + 6
+
+
 @pytest.mark.parametrize("call", [lambda m: m.train_on_batch(X, X), fit], ids=["train_on_batch", "fit"])
 def test_a_step_inside_a_fit_is_refused(call):
     model = model_of(lambda: optimizer(expected_batch_size=B))

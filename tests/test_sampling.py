@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import dp2_keras as dp2
 from dp2_keras import sampling
+from dp2_keras.ledger import PoissonSampling
 from dp2_keras.rows import Rows, is_arrays
 from dp2_keras.sampling import PoissonSampler, padded_size, poisson_batches
 
@@ -425,10 +426,30 @@ def test_batches_of_the_users_own_need_the_size_of_the_data():
         model.fit(batches, dataset_size=90, verbose=0)
 
 
+@pytest.mark.parametrize("drawn", [{}, {"seed": 0}, {"max_batch_size": 12}], ids=str)
+def test_batches_of_poisson_batches_say_how_they_were_drawn(drawn):
+    model = logged([])
+    model.fit(poisson_batches(ROWS, ROWS, batch_size=9, steps=10, **drawn), verbose=0)
+    (entry,) = model.ledger.entries
+    assert entry.steps == 10
+    assert entry.sampling == PoissonSampling(90, 9, drawn.get("max_batch_size"), seeded="seed" in drawn)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"sampling": "shuffle"}, {"dataset_size": 91}, {"max_batch_size": 20}, {"assume_poisson": True}],
+    ids=str,
+)
+def test_batches_of_poisson_batches_are_not_called_something_else(said):
+    batches = poisson_batches(ROWS, ROWS, batch_size=9, steps=10, max_batch_size=12)
+    with pytest.raises(ValueError, match="left out"):
+        logged([]).fit(batches, **said, verbose=0)
+
+
 def test_declared_poisson_batches_are_priced_as_such():
     model = dp2.DP2Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(dp2.DPSGD(0.1, 1.0, 1.0, expected_batch_size=9), loss="mse")
-    batches = poisson_batches(ROWS, ROWS, batch_size=9, steps=10)
+    batches = poisson_batches(ROWS, ROWS, batch_size=9, steps=10).map(lambda x, y: (x, y))
     model.fit(batches, sampling="poisson", dataset_size=90, verbose=0)
     (entry,) = model.ledger.entries
     assert entry.steps == 10 and entry.sampling.sampling_probability == 0.1

@@ -1,6 +1,7 @@
 """What both Keras generations have under one name."""
 
 import contextlib
+import functools
 import sys
 import warnings
 
@@ -95,8 +96,11 @@ def stock_train_step():
     return frame and (frame.f_locals["self"], frame.f_locals["data"])
 
 
-def make_without_jit(model, make, force):
-    """Makes a train function of which Keras compiles nothing by XLA, whatever `jit_compile` is."""
+def make_train_function(model, make, force):
+    """Makes a train function of which Keras compiles nothing by XLA, whatever `jit_compile` is.
+
+    While it runs, the model is `_in_loop`.
+    """
     if model.train_function is not None and not force:
         return model.train_function
     # Keras 3 asks when it makes the function, Keras 2 when it traces it.
@@ -105,7 +109,21 @@ def make_without_jit(model, make, force):
         make(force)
     if off:
         model.train_function = _with_attributes(off, model.train_function)
+    model.train_function = _in_loop(model, model.train_function)
     return model.train_function
+
+
+def _in_loop(model, function):
+    note = functools.partial(object.__setattr__, model, "_in_loop")  # Keras would look at it for 10 us.
+
+    def noted(*args):
+        note(True)
+        try:
+            return function(*args)
+        finally:
+            note(False)
+
+    return noted
 
 
 def _with_attributes(changes, function):
