@@ -14,6 +14,8 @@ start without TensorFlow.
 import importlib
 import sys
 
+from dp2_keras._lazy import exports
+
 __version__ = "0.2.0.dev0"
 
 _MODULES = {
@@ -29,25 +31,7 @@ _MODULES = {
     "schedule": "Phase",
     "tensorboard": "PrivacyTensorBoard",
 }
-_SUBMODULES = ("accounting", "data")
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-__all__ = sorted(_HOMES)  # noqa: PLE0605
-
-
-def __getattr__(name):
-    if name in _SUBMODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted({*globals(), *_HOMES, *_SUBMODULES})
-
+__getattr__, __dir__, __all__ = exports(__name__, _MODULES, submodules=("accounting", "data"))  # noqa: PLE0605
 
 if "keras" in sys.modules:  # Register the classes, so that `keras.saving.load_model` knows them.
     importlib.import_module(f"{__name__}.model")

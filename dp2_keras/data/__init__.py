@@ -6,7 +6,7 @@ Names are imported when they are first used. None of the modules imports TensorF
 function needs it.
 """
 
-import importlib
+from dp2_keras._lazy import exports
 
 _MODULES = {
     "download": "DownloadError fetch",
@@ -17,18 +17,4 @@ _MODULES = {
     "stackoverflow_preparation": "prepare_stackoverflow",
     "tff_database": "build_tff_database read_tff_counts",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-__all__ = sorted(_HOMES)  # noqa: PLE0605
-
-
-def __getattr__(name):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__, __all__ = exports(__name__, _MODULES)  # noqa: PLE0605
