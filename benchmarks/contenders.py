@@ -18,7 +18,8 @@ class Contender:
         algorithm: what a step computes.
         call: how it is called, in words.
         growth: whether it runs the growth workloads too.
-        heavy: workloads on which it takes gigabytes or seconds: there it runs by itself, and its turns
+        heavy: workloads on which it takes gigabytes: there it runs by itself.
+        slow: workloads on which a step takes a large part of a second. On these and on heavy ones its turns
             are short.
     """
 
@@ -29,6 +30,7 @@ class Contender:
     call: str
     growth: bool = False
     heavy: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
 
     def runs(self, workload: workloads.Workload) -> bool:
         """Whether this contender trains a workload."""
@@ -36,7 +38,7 @@ class Contender:
 
     def steps(self, workload: workloads.Workload) -> int:
         """Steps of a turn."""
-        return 4 if workload.name in self.heavy else 20
+        return 4 if workload.name in (*self.heavy, *self.slow) else 20
 
 
 # The environments, and which versions in them matter.
@@ -53,7 +55,8 @@ def _keras(name, algorithm, call, growth=True, **options):
 
 
 def _tf_privacy(name, call, *heavy):
-    return Contender(name, "classic", "contend_tf_privacy.py", "DP-SGD", call, heavy=("W1-1024", *heavy))
+    heavy, script = ("W1-1024", *heavy), "contend_tf_privacy.py"
+    return Contender(name, "classic", script, "DP-SGD", call, heavy=heavy, slow=("W2-64",))
 
 
 def _opacus(name, call, **options):
@@ -61,7 +64,7 @@ def _opacus(name, call, **options):
 
 
 def _jax_privacy(name, algorithm, call):
-    return Contender(name, "jax", "contend_jax_privacy.py", algorithm, call)
+    return Contender(name, "jax", "contend_jax_privacy.py", algorithm, call, slow=("W2-64", "W2-256"))
 
 
 CONTENDERS = [
@@ -76,6 +79,7 @@ CONTENDERS = [
         "DP², adaptive phase",
         'the same, with `compile(method="vectorized")`',
         heavy=("W2-256", "width-4096", "batch-1024"),
+        slow=("W2-64",),
     ),
     _tf_privacy(
         "tfp-vectorized",
@@ -86,7 +90,7 @@ CONTENDERS = [
     _tf_privacy(
         "tfp-fast", "`DPModel(layer_registry=...)`: its default registry and the layers of W5, `fit`"
     ),
-    _opacus("opacus-hooks", "`PrivacyEngine.make_private`, loop by hand", heavy=("W2-256",)),
+    _opacus("opacus-hooks", "`PrivacyEngine.make_private`, loop by hand", heavy=("W2-256",), slow=("W2-64",)),
     _opacus("opacus-ghost", 'the same, with `grad_sample_mode="ghost"`', growth=True),
     _jax_privacy(
         "jax-privacy",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from dp2_keras import _keras
+_NAMES = ("phase", "clipped_fraction", "scaled_norm")
 
 # Bins of norms for quantiles: eight to an octave, from 2^-40 to 2^40.
 _OCTAVES, _BINS_PER_OCTAVE = 40, 8
@@ -31,15 +31,14 @@ class Diagnostics:
         with tf.init_scope():
             bins = 2 * _OCTAVES * _BINS_PER_OCTAVE + 1
             self._counts = tf.Variable(tf.zeros([bins], tf.int64), trainable=False) if keep_norms else None
-        names = ("phase", "clipped_fraction", "scaled_norm")
-        self._means = {name: _keras.keras.metrics.Mean(name=name) for name in names}
+            # One variable for all: a step of a small model is as slow as it has operations.
+            self._sums = tf.Variable(tf.zeros([2, len(_NAMES)]), trainable=False)
 
     def update(self, phase, norms, l2_norm_clip):
         """Adds one step: its phase, its examples' norms and the clip norm."""
-        clipped = tf.cast(norms > tf.cast(l2_norm_clip, norms.dtype), norms.dtype)
-        self._means["phase"].update_state(phase)
-        self._means["clipped_fraction"].update_state(clipped)
-        self._means["scaled_norm"].update_state(norms)
+        clipped = tf.math.count_nonzero(norms > tf.cast(l2_norm_clip, norms.dtype), dtype=tf.float32)
+        examples = tf.cast(tf.size(norms), tf.float32)
+        self._sums.assign_add([[phase, clipped, tf.reduce_sum(norms)], [1.0, examples, examples]])
         if self.keeps_norms:
             self._counts.assign_add(
                 tf.math.bincount(_bins(norms), minlength=self._counts.shape[0], dtype=tf.int64)
@@ -47,7 +46,8 @@ class Diagnostics:
 
     def result(self):
         """The means so far, by name."""
-        return {name: mean.result() for name, mean in self._means.items()}
+        sums, counts = tf.unstack(self._sums)
+        return dict(zip(_NAMES, tf.unstack(tf.math.divide_no_nan(sums, counts))))
 
     def quantiles(self, fractions: Sequence[float]) -> list[float]:
         """Quantiles of the epoch's norms, to half a bin, 5 %; none without norms."""
@@ -59,8 +59,7 @@ class Diagnostics:
 
     def reset(self):
         """Starts an epoch."""
-        for mean in self._means.values():
-            mean.reset_state()
+        self._sums.assign(tf.zeros_like(self._sums))
         if self.keeps_norms:
             self._counts.assign(tf.zeros_like(self._counts))
 

@@ -126,12 +126,16 @@ class Meter:
         examples = tf.cast(examples, tf.int64)
         small, total = examples <= self._largest_batch, self._examples + examples
         few = (total <= self._pass_examples) | (self._steps >= self._pass_steps)
-        checks = [
-            tf.debugging.Assert(known & (paid | skipping | self._in_loop), [_CLOSED]),
-            tf.debugging.Assert(small, [_TOO_LARGE, examples]),
-            tf.debugging.Assert(few, [_TOO_MANY, total]),
-        ]
-        with tf.control_dependencies([check for check in checks if check is not None]):
+        expected = known & (paid | skipping | self._in_loop)
+
+        def refuse():
+            tf.debugging.Assert(expected, [_CLOSED])
+            tf.debugging.Assert(small, [_TOO_LARGE, examples])
+            tf.debugging.Assert(few, [_TOO_MANY, total])
+            return False
+
+        checked = tf.cond(expected & small & few, lambda: True, refuse)
+        with tf.control_dependencies([checked]):
             self._skip.assign_sub(tf.cast(skipping, tf.int64))
             may_run = known & paid & tf.logical_not(skipping)
             self._examples.assign_add(tf.where(may_run, examples, tf.zeros_like(examples)))

@@ -251,16 +251,24 @@ def squared_norms(gradients: tf.Tensor) -> tf.Tensor:
     if gradients.shape.rank < 2:
         return tf.square(tf.cast(gradients, tf.float64))
     if not xla.is_compiling():  # The one operation that squares and adds without a copy of its argument.
-        width = gradients.shape[1:].num_elements() or tf.reduce_prod(tf.shape(gradients)[1:])
-        flat = tf.reshape(gradients, [tf.shape(gradients)[0], width])
-        return tf.square(tf.cast(tf.math.reduce_euclidean_norm(flat, axis=-1), tf.float64))
+        return tf.square(tf.cast(tf.math.reduce_euclidean_norm(_flat(gradients), axis=-1), tf.float64))
     rows = tf.cast(tf.reduce_sum(tf.square(gradients), axis=-1), tf.float64)  # XLA's float32 loses digits.
     return tf.reduce_sum(rows, axis=list(range(1, rows.shape.rank)))
 
 
 def weighted_sum(factors: tf.Tensor, gradients: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
     """sum_i factors_i gradients_i over the kept examples; 0 * NaN never happens."""
-    return tf.tensordot(tf.cast(factors, gradients.dtype), select(gradients, kept), axes=1)
+    total = tf.matmul(tf.cast(factors, gradients.dtype)[None], _flat(select(gradients, kept)))
+    shape = gradients.shape[1:]
+    return tf.reshape(total, shape if shape.is_fully_defined() else tf.shape(gradients)[1:])
+
+
+def _flat(gradients):
+    """Gradients [n, *shape] as [n, width]."""
+    width = gradients.shape[1:].num_elements()
+    if width:
+        return tf.reshape(gradients, [-1, width])
+    return tf.reshape(gradients, [tf.shape(gradients)[0], tf.reduce_prod(tf.shape(gradients)[1:])])
 
 
 def select(tensor: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
