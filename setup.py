@@ -18,7 +18,7 @@ setup(
     packages=find_packages(include=["dp2_keras", "dp2_keras.*"]),
     entry_points={"console_scripts": ["dp2 = dp2_keras.cli:main"]},
     python_requires=">=3.9",
-    install_requires=["tensorflow>=2.14", "dp-accounting>=0.4.3", "numpy"],
+    install_requires=["tensorflow>=2.14", "dp-accounting>=0.4.3", "attrs", "numpy", "scipy"],
     extras_require={
         "plots": ["matplotlib"],
         "tf-privacy": ["tensorflow-privacy==0.9.0"],

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Iterable
 
 from dp2_keras.errors import BudgetExhaustedError
-from dp2_keras.ledger import Ledger, Mechanism, ShuffledSampling, UnknownSampling
+from dp2_keras.ledger import Entry, Ledger, Mechanism, ShuffledSampling, UnknownSampling
 from dp2_keras.ledger_file import LedgerFile
 from dp2_keras.meter import UNLIMITED, Meter
 
@@ -56,11 +56,23 @@ class Budget:
             BudgetExhaustedError: if the budget does not pay for one more step.
         """
         if self.allowed_steps(ledger, mechanism, sampling, upper=1) < 1:
-            raise BudgetExhaustedError(
-                f"The privacy budget must pay for one step at least: {self.spent(ledger):.6g} of epsilon="
-                f"{self.epsilon} (delta={self.delta}) is spent after {ledger.steps:,} steps, and one more "
-                "would exceed it. Stop here, or train a new model on other data."
-            )
+            self._refuse(ledger)
+
+    def check_remainder(self, ledger: Ledger) -> None:
+        """Refuses to calibrate noise to a budget of which nothing is left.
+
+        Raises:
+            BudgetExhaustedError: if all of it is spent.
+        """
+        if self.epsilon is not None and ledger.steps and self.spent(ledger) >= self.epsilon:
+            self._refuse(ledger)
+
+    def _refuse(self, ledger):
+        raise BudgetExhaustedError(
+            f"The privacy budget must pay for one step at least: {self.spent(ledger):.6g} of epsilon="
+            f"{self.epsilon} (delta={self.delta}) is spent after {ledger.steps:,} steps, and one more "
+            "would exceed it. Stop here, or train a new model on other data."
+        )
 
 
 class Account:
@@ -248,6 +260,22 @@ def noted_accounts(layers: Iterable) -> list[Account]:
     """The accounts that are noted in layers, each once."""
     noted = [vars(layer)[_NAME].current() for layer in layers if _NAME in vars(layer)]
     return list({id(account): account for account in noted}.values())
+
+
+def plain_account(layers: Iterable, optimizer) -> Account:
+    """The account of a plain model's layers, noted in them.
+
+    A new one starts with the steps that the optimizer has taken before, in the process that saved it.
+    """
+    layers = list(layers)
+    accounts = noted_accounts(layers)
+    account = common_account(accounts)
+    steps = 0 if accounts else int(optimizer.iterations)
+    if steps:
+        entry = Entry(optimizer.mechanism(), UnknownSampling(), steps, origin=secrets.token_hex(8))
+        account.take_over(Ledger([entry]))
+    note_account(account, layers)
+    return account
 
 
 def common_account(accounts: Iterable[Account]) -> Account:

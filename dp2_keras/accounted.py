@@ -225,6 +225,7 @@ class AccountedTraining:
             )
         optimizer.resolve_batch_size(plan.sampling.batch_size)
         if optimizer.sigma is None:
+            budget.check_remainder(account.ledger)
             optimizer.calibrate(_calibrated(plan, budget, account.ledger, optimizer))
         budget.check(account.ledger, optimizer.mechanism(), plan.sampling)
         self._retrace_if_changed()

@@ -128,8 +128,9 @@ def _keras_batches(arguments, request, optimizer):
     _refuse_truncation(request)
     n = _training_rows(len(Rows.of((arguments["x"],))), arguments)
     size = _batch_size(arguments, optimizer, n)
-    sampling = ShuffledSampling(n, size, assume_poisson=request.assume_poisson)
-    if request.assume_poisson and arguments["shuffle"] is False:
+    ordered = arguments["shuffle"] is False
+    sampling = ShuffledSampling(n, size, assume_poisson=request.assume_poisson, ordered=ordered)
+    if request.assume_poisson and ordered:
         _checks.fail("True for `assume_poisson`: batches in a fixed order are not random", shuffle=False)
     arguments = {**arguments, "batch_size": size}
     return Plan(arguments, sampling, arguments["steps_per_epoch"] or sampling.steps_per_pass)

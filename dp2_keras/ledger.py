@@ -127,6 +127,7 @@ class ShuffledSampling:
         streamed: whether they went on from epoch to epoch, or an epoch had more than a pass, so that a pass
             may start within a batch and has no more than n // B whole ones.
         assume_poisson: whether the user asked for the price of Poisson sampling, unproved here.
+        ordered: whether they came in the data's own order, so that nothing can be assumed of them.
 
     Raises:
         ValueError: for a value out of range.
@@ -141,10 +142,12 @@ class ShuffledSampling:
     own_data: bool = False
     assume_poisson: bool = False
     streamed: bool = False
+    ordered: bool = False
 
     def __post_init__(self):
         _checks.positive_integer(dataset_size=self.dataset_size, batch_size=self.batch_size)
-        _checks.boolean(own_data=self.own_data, assume_poisson=self.assume_poisson, streamed=self.streamed)
+        _checks.boolean(own_data=self.own_data, assume_poisson=self.assume_poisson)
+        _checks.boolean(streamed=self.streamed, ordered=self.ordered)
         _set_plain(self, "dataset_size", "batch_size")
 
     @property
@@ -173,7 +176,7 @@ class ShuffledSampling:
 
     def releases(self, event, steps, passes, assumed=False):
         """The event and how often it happened; `assumed` prices it as Poisson sampling."""
-        if assumed or self.assume_poisson:
+        if self.assume_poisson or (assumed and not self.ordered):
             return accounting.poisson_sampled(event, self.sampling_probability), steps
         return event, passes
 

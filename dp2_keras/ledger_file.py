@@ -210,7 +210,10 @@ class LedgerFile:
             self._refuse("was moved, replaced or changed since it was opened")
 
     def _refuse(self, reason):
-        raise RuntimeError(f"The ledger file {os.fspath(self.path)!r} {reason}. Open it anew.")
+        raise RuntimeError(
+            f"The ledger file {os.fspath(self.path)!r} {reason}. Call the model's "
+            "`release_ledger_file()`, and then `fit` with the file anew."
+        )
 
 
 def _open_locked(path):

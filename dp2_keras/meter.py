@@ -137,7 +137,7 @@ class Meter:
         checked = tf.cond(expected & small & few, lambda: True, refuse)
         with tf.control_dependencies([checked]):
             self._skip.assign_sub(tf.cast(skipping, tf.int64))
-            may_run = known & paid & tf.logical_not(skipping)
+            may_run = checked & known & paid & tf.logical_not(skipping)
             self._examples.assign_add(tf.where(may_run, examples, tf.zeros_like(examples)))
             return may_run
 

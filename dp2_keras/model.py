@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dp2_keras import _keras
-from dp2_keras.ledger import Entry, Ledger, UnknownSampling
+from dp2_keras.account import plain_account
 from dp2_keras.optimizers import PrivateOptimizer
 from dp2_keras.training import PrivateTraining, check_overrides
 
@@ -114,7 +114,9 @@ def make_private(model: keras.Model) -> keras.Model:
     """Makes a Keras model trainable with differential privacy.
 
     The result shares the layers of `model`, and so the weights and their ledger. Compile it with one of
-    this package's optimizers and call `fit`; everything else is Keras.
+    this package's optimizers and call `fit`; everything else is Keras. Weights that were trained privately
+    before bring their ledger along if they are loaded into the result; loaded into `model`, or copied by
+    `set_weights`, they come without it.
 
     Args:
         model: a Sequential, functional or subclassed Keras model. It need not be compiled
@@ -132,9 +134,10 @@ def make_private(model: keras.Model) -> keras.Model:
     if isinstance(model, PrivateTraining):
         return model
     check_overrides(type(model), keras.Model)
-    private = _wrapped(model)
-    _count_plain_steps(private, getattr(model, "optimizer", None))
-    return private
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, PrivateOptimizer):  # Its steps are part of the weights' history.
+        plain_account(_keras.flatten_layers(model), optimizer)
+    return _wrapped(model)
 
 
 def _wrapped(model):
@@ -143,15 +146,6 @@ def _wrapped(model):
     if type(model) is _keras.Functional:
         return DP2Functional(*_keras.functional_structure(model), name=model.name)
     return DP2Wrapper(model, name=model.name)
-
-
-def _count_plain_steps(private, optimizer):
-    """Counts the private steps that a plain model took, which keeps no ledger."""
-    steps = int(optimizer.iterations) if isinstance(optimizer, PrivateOptimizer) else 0
-    if steps:
-        origin = f"plain model {optimizer.ticket}"
-        entry = Entry(optimizer.mechanism(), UnknownSampling(), steps, origin=origin)
-        private.account().take_over(Ledger([entry]))
 
 
 def unwrap(model: keras.Model) -> keras.Model:

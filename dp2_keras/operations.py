@@ -16,7 +16,7 @@ from dp2_keras.per_example.layers.einsum_dense import letters
 
 _LAYERS = frozenset(
     """
-    InputLayer Dense EinsumDense Embedding Activation Masking Identity
+    InputLayer Dense EinsumDense Embedding Activation Masking Identity Rescaling
     ReLU LeakyReLU PReLU ELU Softmax Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D
     GaussianDropout GaussianNoise AlphaDropout
     Conv1D Conv2D Conv3D Conv1DTranspose Conv2DTranspose Conv3DTranspose DepthwiseConv1D
@@ -34,7 +34,7 @@ _LAYERS = frozenset(
 _OF_SEQUENCES = ("Attention", "AdditiveAttention")
 _RECURRENT = frozenset("LSTM GRU SimpleRNN".split())
 _ELEMENTWISE = frozenset(
-    "add subtract multiply divide truedivide truediv relu gelu silu tanh sigmoid".split()
+    "add subtract multiply divide truedivide truediv notequal relu gelu silu tanh sigmoid".split()
 )
 _LOSSES = frozenset(
     """
@@ -83,7 +83,7 @@ def check(model, recurrent: bool = False) -> None:
         recurrent: whether layers that loop over time may stay.
 
     Raises:
-        ValueError: naming the first operation that is not on the list, and the fix.
+        MayMixExamplesError: naming the first operation that is not on the list, and the fix.
     """
     if is_declared(model):
         return
@@ -118,13 +118,24 @@ def check_losses(losses) -> None:
             _refuse(loss, "is not a Keras loss with `reduction='none'` that treats the examples apart")
 
 
+class MayMixExamplesError(ValueError):
+    """Something is not known to treat the examples of a batch apart.
+
+    Attributes:
+        reason: what, and why.
+    """
+
+    def __init__(self, reason):
+        super().__init__(
+            f"{reason}. Wrap the model with `dp2_keras.make_private(model)`, which gives each example a "
+            "batch of its own, or declare the class with `dp2_keras.declare_per_example` if you know better."
+        )
+        self.reason = reason
+
+
 def _refuse(thing, why):
     name = getattr(thing, "name", thing)
-    raise ValueError(
-        f"'{name}' ({type(thing).__name__}) {why}. Wrap the model with "
-        "`dp2_keras.make_private(model)`, which gives each example a batch of its own, or declare "
-        "the class with `dp2_keras.declare_per_example` if you know better."
-    )
+    raise MayMixExamplesError(f"'{name}' ({type(thing).__name__}) {why}")
 
 
 def _is_container(model):

@@ -283,6 +283,7 @@ def _sampling_facts(entry):
         "max_batch_size": getattr(sampling, "max_batch_size", None),
         "sampling_seeded": getattr(sampling, "seeded", False),
         "own_data": getattr(sampling, "own_data", False),
+        "ordered": getattr(sampling, "ordered", False),
         "assume_poisson": getattr(sampling, "assume_poisson", False),
         "epochs": entry.steps * batch_size / size if size else None,
         "passes": entry.passes,
@@ -373,7 +374,7 @@ def _claim(facts):
 def _meaning(facts):
     return (
         "In words: whatever is looked for in the released weights, the chance of finding it with a given "
-        f"example in the training data is at most {_about(facts['factor'])} times (e^epsilon) the chance "
+        f"example in the training data is at most {_factor(facts['factor'])} times (e^epsilon) the chance "
         f"{_WITHOUT[facts['neighbors']]}, plus delta; and the other way round."
     )
 
@@ -432,8 +433,9 @@ def _truncated(entry):
 
 
 def _shuffled(entry):
+    what = "batches in the data's own order," if entry["ordered"] else "shuffled batches"
     return (
-        f"shuffled batches of {entry['batch_size']:,} out of {entry['dataset_size']:,} examples "
+        f"{what} of {entry['batch_size']:,} out of {entry['dataset_size']:,} examples "
         f"({_about(entry['epochs'])} epochs), which are not Poisson batches. {_passes(entry)}"
     )
 
@@ -454,9 +456,7 @@ def _passes(entry):
 
 def _unknown(entry):
     size = f" (batches of {entry['batch_size']:,})" if entry["batch_size"] else ""
-    return (
-        f"unknown (`train_on_batch`){size}. Each step is counted as if every example had been in its batch."
-    )
+    return f"unknown{size}. Each step is counted as if every example had been in its batch."
 
 
 def _figures(facts):
@@ -527,4 +527,18 @@ def _assumptions(facts):
 
 
 def _about(value):
-    return "an unbounded number of" if math.isinf(value) else f"about {value:.4g}"
+    return f"about {value:.4g}"
+
+
+def _factor(value):
+    return "an unbounded number of" if math.isinf(value) else f"about {digits_up(value)}"
+
+
+def digits_up(value: float) -> str:
+    """A finite number in four digits, rounded up.
+
+    Example:
+    >>> digits_up(3.9433), digits_up(1e40 / 3)
+    ('3.944', '3.334e+39')
+    """
+    return f"{decimal.Context(prec=4, rounding=decimal.ROUND_UP).create_decimal_from_float(value):g}"

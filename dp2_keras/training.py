@@ -64,14 +64,14 @@ class PrivateTraining(AccountedTraining):
                 sequence's loss is the mean over its own steps.
             *args: as in Keras.
             physical_batch_size: how many examples' gradients to hold in memory at a
-                time. Changes nothing else. Defaults to the whole batch.
+                time. Changes nothing else (but dropout masks under ghost). Defaults to the
+                whole batch.
             method: "auto" is ghost where the model allows it, else vectorized;
                 `privacy_plan()` says which, and why. "ghost" runs a real batch and finds the
                 norms without the gradients, in the memory of plain training. "vectorized"
                 computes all examples of a chunk at once, and unrolls recurrent layers over
                 time. "loop" takes them one by one: slow, in the memory of one, for
-                sequences too long to unroll. All give the same sum, to rounding; under
-                ghost, dropout masks depend on `physical_batch_size`.
+                sequences too long to unroll. All give the same sum, to rounding.
             diagnostics: log `phase`, `clipped_fraction` and `scaled_norm`, which
                 epsilon does not cover. Defaults to True.
             **kwargs: as in Keras.

@@ -80,6 +80,13 @@ def factors():
     return keras.Model(ids, layers.Dense(2)(layers.Dot(axes=1)(rows)))
 
 
+def masked():
+    """A mean over the tokens that are not padding: Keras 3 notes the comparison as an operation."""
+    tokens = keras.Input((5,), dtype="int32")
+    embedded = layers.Rescaling(0.5)(layers.Embedding(7, 3, mask_zero=True)(tokens))
+    return keras.Model(tokens, layers.Dense(2)(layers.GlobalAveragePooling1D()(embedded)))
+
+
 def used_twice():
     """A table and a dense layer with a time axis and without one, each called twice."""
     tokens = keras.Input((5,), dtype="int32")
@@ -115,6 +122,7 @@ def frozen():
 MODELS = {
     "attention": (attention, normal(ROWS, 4, 3)),
     "factors": (factors, TOKENS),
+    "masked": (masked, TOKENS),
     "used_twice": (used_twice, TOKENS),
     "nested": (nested, normal(ROWS, 5)),
     "residual": (residual, normal(ROWS, 5)),

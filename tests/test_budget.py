@@ -167,6 +167,9 @@ def test_auto_noise_takes_what_is_left():
     fit(model, dp2.PrivacyBudget(3.0, DELTA), epochs=2)
     assert model.ledger.steps == 30
     assert 0.999 * 3.0 < model.privacy_spent(DELTA) <= 3.0
+    model.compile(dp2.DPSGD(0.1, 1.0, "auto"), loss="mse")
+    with pytest.raises(dp2.BudgetExhaustedError, match="is spent after 30 steps"):
+        fit(model, dp2.PrivacyBudget(1.0, DELTA))
 
 
 def test_auto_noise_is_really_added():

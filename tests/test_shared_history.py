@@ -167,13 +167,75 @@ def test_the_union_of_ledgers_is_the_larger_count_of_each_origin():
     assert set(again) == set(joined)
 
 
-def test_the_private_steps_of_a_plain_model_are_counted_when_it_is_wrapped():
-    plain = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+# Plain models, which train privately too if their loss is a vector.
+
+
+def plain(*stack):
+    model = keras.Sequential([keras.Input((1,)), *(stack or [layers.Dense(1)])])
+    compile_plain(model)
+    return model
+
+
+def compile_plain(model):
     loss = keras.losses.MeanSquaredError(reduction="none")
-    plain.compile(dp2.DPSGD(0.1, 1.0, 1.0, expected_batch_size=B), loss=loss, jit_compile=False)
-    plain.fit(X, X, batch_size=B, epochs=2, verbose=0)
+    model.compile(dp2.DPSGD(0.1, 1.0, 1.0, expected_batch_size=B), loss=loss, jit_compile=False)
+
+
+def test_the_private_steps_of_a_plain_model_are_counted_when_it_is_wrapped():
+    model = plain()
+    fit(model, 2)
     for _ in range(2):
-        assert steps_of(dp2.make_private(plain)) == [10]
+        assert steps_of(dp2.make_private(model)) == [10]
+
+
+def test_a_plain_model_that_is_compiled_again_has_all_its_steps():
+    model = plain()
+    fit(model, 2)
+    compile_plain(model)
+    fit(model)
+    assert steps_of(dp2.make_private(model)) == [15]
+
+
+def test_a_plain_model_shares_the_ledger_of_its_layers():
+    model = plain()
+    wrapped = dp2.make_private(model)
+    fit(model)
+    assert steps_of(wrapped, private(model.layers[-1])) == [5, 5]
+    unwrapped = dp2.unwrap(trained())
+    compile_plain(unwrapped)
+    fit(unwrapped)
+    assert steps_of(dp2.make_private(unwrapped)) == [10]
+
+
+def test_a_plain_model_from_a_file_has_the_steps_of_its_optimizer(tmp_path):
+    model = plain()
+    fit(model)
+    model.save(tmp_path / "plain.keras")
+    again = keras.saving.load_model(tmp_path / "plain.keras")
+    fit(again)
+    assert steps_of(dp2.make_private(again), dp2.make_private(model)) == [10, 5]
+
+
+def test_two_plain_models_are_two_histories(tmp_path):
+    for _ in range(2):
+        model = plain()
+        fit(model)
+        model = dp2.make_private(model)
+        model.compile(dp2.DPSGD(0.1, 1.0, 1.0), loss="mse")
+        fit(model, ledger_file=tmp_path / "ledger.jsonl")
+        steps = model.ledger.steps
+        model.release_ledger_file()
+    assert steps == 20
+
+
+def test_a_plain_step_while_a_private_fit_runs_is_refused():
+    model = plain()
+    wrapped = dp2.make_private(model)
+    wrapped.compile(dp2.DPSGD(0.1, 1.0, 1.0), loss="mse")
+    inside = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: fit(model))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="account counts, so it was not taken"):
+        fit(wrapped, callbacks=[inside])
+    assert steps_of(wrapped) == [0]
 
 
 # Batches of one's own.

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from dp2_keras.ledger import Entry, Ledger, Mechanism, PoissonSampling, ShuffledSampling, UnknownSampling
-from dp2_keras.statement import NOT_COVERED, Statement, round_up, statement
+from dp2_keras.statement import NOT_COVERED, Statement, digits_up, round_up, statement
 
 DP2 = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0, 0.5))
 POISSON = PoissonSampling(dataset_size=25_000, batch_size=64)
@@ -91,7 +91,8 @@ def printed(value):
         return set(re.findall(r"\b\d[\d.]*\d|\b\d", value))
     if value is None or isinstance(value, bool):
         return set()
-    return {round_up(value), repr(value), f"{value:.4g}", f"{value:,}"}
+    finite = {digits_up(value)} if math.isfinite(value) else set()
+    return {round_up(value), repr(value), f"{value:.4g}", f"{value:,}"} | finite
 
 
 @each_ledger
@@ -207,8 +208,7 @@ GOLDEN = [
     ("opt-in", "Proved: epsilon = 96.1"),
     (
         "unknown",
-        "unknown (`train_on_batch`) (batches of 32). Each step is counted as if every example had "
-        "been in its batch.",
+        "unknown (batches of 32). Each step is counted as if every example had been in its batch.",
     ),
     (
         "two releases",
@@ -377,6 +377,19 @@ def test_text_is_plain_and_fits_a_page(name):
 def test_rejects(name, change, message):
     with pytest.raises(ValueError, match=message):
         statement(LEDGERS[name], **change)
+
+
+def test_batches_in_order_are_not_called_shuffled_and_have_no_assumed_figure():
+    one = statement(ledger((DP2, changed(SHUFFLED, ordered=True), 391)), 1e-5)
+    assert "batches in the data's own order" in words(one) and "shuffled batches" not in words(one)
+    assert one.to_dict()["epsilon_assumed"] is None
+
+
+@each_ledger
+def test_the_factor_is_rounded_up(name):
+    printed = re.search(r"at most about (\S+) times", words(stated(name)))
+    factor = stated(name).to_dict()["factor"]
+    assert printed is None or factor <= float(printed[1]) <= 1.001 * factor
 
 
 def test_declared_poisson_batches_are_named_as_a_declaration():

@@ -4,13 +4,14 @@
 
 Keras's own `train_step` runs the whole batch at once, so that loss[i] must be shown to
 depend on example i alone: every layer and operation must be one that treats examples
-apart. Where that, or the vector, is missing, the step raises and nothing changes.
+apart. Where that, or the vector, is missing, the step raises and nothing changes. The ledger of the layers
+counts it; `make_private(model).ledger` has it.
 """
 
 import tensorflow as tf
 
 from dp2_keras import _keras, validation
-from dp2_keras.account import noted_accounts
+from dp2_keras.account import plain_account
 from dp2_keras.errors import NonPrivateUpdateError
 from dp2_keras.per_example.mapping import map_examples
 from dp2_keras.privatizer import ClippedSum
@@ -40,19 +41,24 @@ def private_step(optimizer, loss, variables, tape) -> None:
     if running is None or loss is None:
         raise NonPrivateUpdateError(HOW_TO_TRAIN)
     model, data = running
-    if noted_accounts(_keras.flatten_layers(model)):
-        raise NonPrivateUpdateError(
-            "The layers of this plain model are those of a private one, whose ledger would not count this "
-            "step. Train the private model, which `dp2_keras.make_private(model)` gives."
-        )
     try:
         _check(model, data, loss, tape)
-        query = optimizer.begin_step(variables)
-        gradients = _per_example_gradients(loss, [_keras.native(v) for v in variables], tape)
-        optimizer.finish_step(ClippedSum(query, _clip(query, gradients, data)))
+        with tf.control_dependencies([_counted(model, optimizer)]):
+            query = optimizer.begin_step(variables)
+            gradients = _per_example_gradients(loss, [_keras.native(v) for v in variables], tape)
+            optimizer.finish_step(ClippedSum(query, _clip(query, gradients, data)))
     except Exception:
         model.train_function = None  # TensorFlow may call a half-traced function empty.
         raise
+
+
+def _counted(model, optimizer):
+    """Counts the step in the ledger of the layers, in full: how the batch was drawn is not known."""
+    with tf.init_scope():  # While the step is traced, once.
+        account = plain_account(_keras.flatten_layers(model), optimizer)
+        account.idle(optimizer)
+    with tf.control_dependencies([account.meter.gate(optimizer.ticket)]):
+        return account.meter.count()
 
 
 def _check(model, data, loss, tape):

@@ -4,7 +4,8 @@
 
 The batch is padded with masked rows, to one of a few sizes for XLA and to a multiple of the chunk, so
 that every chunk has one shape and an empty batch is one chunk of padding. Neither the sum nor the
-outputs depend on the chunk's size, but for the rounding of a float sum.
+outputs depend on the chunk's size, but for the rounding of a float sum and, under ghost, for what is random
+in a layer.
 """
 
 from __future__ import annotations
