@@ -75,14 +75,14 @@ def plan(model) -> PrivacyPlan:
         return PrivacyPlan(method, "as compiled")
     try:
         operations.check(model._loss_owner(), recurrent=True)
-    except operations.MayMixExamplesError as error:
+    except ValueError as error:
+        reason = str(error).removesuffix(operations.ADVICE)
         if method == "ghost":
             raise ValueError(
-                f'{error.reason}, and ghost runs a real batch. Compile the model with `method="auto"`, which '
-                "gives each example a batch of its own where it must, or declare the class with "
-                "`dp2_keras.declare_per_example` if you know better."
+                f'{reason} Compile the model with `method="auto"`, which gives each example a batch of its own '
+                "where it must, or declare the class with `dp2_keras.declare_per_example` if you know better."
             ) from error
-        return PrivacyPlan("vectorized", error.reason)
+        return PrivacyPlan("vectorized", reason)
     units = capture.units(model, default_registry())
     return PrivacyPlan("ghost", _WHY_GHOST[method], tuple(_layer_plan(unit) for unit in units))
 

@@ -83,7 +83,7 @@ def check(model, recurrent: bool = False) -> None:
         recurrent: whether layers that loop over time may stay.
 
     Raises:
-        MayMixExamplesError: naming the first operation that is not on the list, and the fix.
+        ValueError: naming the first operation that is not on the list, and the fix.
     """
     if is_declared(model):
         return
@@ -118,24 +118,15 @@ def check_losses(losses) -> None:
             _refuse(loss, "is not a Keras loss with `reduction='none'` that treats the examples apart")
 
 
-class MayMixExamplesError(ValueError):
-    """Something is not known to treat the examples of a batch apart.
-
-    Attributes:
-        reason: what, and why.
-    """
-
-    def __init__(self, reason):
-        super().__init__(
-            f"{reason}. Wrap the model with `dp2_keras.make_private(model)`, which gives each example a "
-            "batch of its own, or declare the class with `dp2_keras.declare_per_example` if you know better."
-        )
-        self.reason = reason
+ADVICE = (
+    " Wrap the model with `dp2_keras.make_private(model)`, which gives each example a batch of its own, or "
+    "declare the class with `dp2_keras.declare_per_example` if you know better."
+)
 
 
 def _refuse(thing, why):
     name = getattr(thing, "name", thing)
-    raise MayMixExamplesError(f"'{name}' ({type(thing).__name__}) {why}")
+    raise ValueError(f"'{name}' ({type(thing).__name__}) {why}.{ADVICE}")
 
 
 def _is_container(model):
