@@ -83,6 +83,32 @@ def vanilla(gradients, w, batches, *, rule, lr, clip_norm, batch_size, eps=0.0, 
     return np.array(path)
 
 
+def adadps(gradients, public, w, batches, *, rule, lr, clip_norm, eps, batch_size, rho=0.9, sigma=0.0,
+           noise=None):  # fmt: skip
+    """Scale by the second moment of public gradients, then privatize; `public(w, t)` is a mean gradient."""
+    v, path = np.zeros_like(w), [w]
+    for t, batch in enumerate(batches):
+        v = RULES[rule](v, public(w, t) ** 2, rho)
+        total = sum([clip(g / (np.sqrt(v) + eps), clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
+        if sigma:
+            total = total + sigma * clip_norm * noise[t]
+        w = w - lr * total / batch_size
+        path.append(w)
+    return np.array(path)
+
+
+def pda_dpmd(gradients, public, w, batches, *, lr, clip_norm, batch_size, alpha, sigma=0.0, noise=None):
+    """A mix of the private gradient, weighted `alpha(t)`, and the public one."""
+    path = [w]
+    for t, batch in enumerate(batches):
+        total = sum([clip(g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
+        if sigma:
+            total = total + sigma * clip_norm * noise[t]
+        w = w - lr * (alpha(t) * total / batch_size + (1 - alpha(t)) * public(w, t))
+        path.append(w)
+    return np.array(path)
+
+
 def logistic_gradients(x, y):
     """Per-example gradients of logistic regression; w = [weights, bias]."""
 

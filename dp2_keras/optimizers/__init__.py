@@ -10,8 +10,11 @@ from dp2_keras.optimizers.base import PrivateOptimizer
 from dp2_keras.optimizers.dp2 import DP2Adagrad, DP2RMSprop, DP2Yogi
 from dp2_keras.optimizers.dp_adaptive import DPAdagrad, DPAdam, DPRMSprop
 from dp2_keras.optimizers.dp_sgd import DPSGD
+from dp2_keras.optimizers.public import PDADPMD, AdaDPSAdagrad, AdaDPSRMSprop
 
 __all__ = [
+    "AdaDPSAdagrad",
+    "AdaDPSRMSprop",
     "DP2Adagrad",
     "DP2AdagradExtraQuery",
     "DP2AdagradNoiseFirst",
@@ -23,5 +26,6 @@ __all__ = [
     "DPAdam",
     "DPRMSprop",
     "DPSGD",
+    "PDADPMD",
     "PrivateOptimizer",
 ]
