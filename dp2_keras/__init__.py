@@ -25,7 +25,7 @@ _MODULES = {
     "operations": "declare_per_example",
     "optimizers": "DPSGD DP2Adagrad DP2RMSprop DP2Yogi DPAdagrad DPAdam DPRMSprop "
     "DP2AdagradExtraQuery DP2AdagradNoiseFirst DP2RMSpropExtraQuery DP2RMSpropNoiseFirst "
-    "AdaDPSAdagrad AdaDPSRMSprop PDADPMD",
+    "AdaDPSAdagrad AdaDPSRMSprop PDADPMD DPAdagradPublicSubspace",
     "sampling": "poisson_batches",
     "schedule": "Phase",
     "tensorboard": "PrivacyTensorBoard",

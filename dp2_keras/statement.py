@@ -369,7 +369,9 @@ def _result(facts):
 
 
 def _claim(facts):
-    condition = ", if the assumption below holds" if facts["assumptions"] else ""
+    several = len(facts["assumptions"]) > 1
+    holds = "assumptions below hold" if several else "assumption below holds"
+    condition = f", if the {holds}" if facts["assumptions"] else ""
     return (
         f"epsilon = {round_up(facts['epsilon'])} at delta = {facts['delta']!r}, for one example of the "
         f"training data{condition}"
@@ -487,7 +489,8 @@ def _mark(facts):
         return "Nothing is proved"
     if not facts["guarantee"]:
         return "Would be proved without the seed"
-    return "Proved under the assumption below" if facts["assumptions"] else "Proved"
+    several = "s" if len(facts["assumptions"]) > 1 else ""
+    return f"Proved under the assumption{several} below" if facts["assumptions"] else "Proved"
 
 
 def _assumed(facts):

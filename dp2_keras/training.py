@@ -97,8 +97,7 @@ class PrivateTraining(AccountedTraining):
         validation.check_loss(loss)
         if physical_batch_size is not None:
             _checks.positive_integer(physical_batch_size=physical_batch_size)
-        if method not in methods.METHODS:
-            _checks.fail(f"one of {sorted(methods.METHODS)}", method=method)
+        methods.check(method, optimizer)
         _checks.boolean(diagnostics=diagnostics)
         sparse = _keras.has_sparse_inputs(self)
         held = held_for(optimizer, public_data, public_batch_size, keeps_sparse=sparse)
@@ -212,28 +211,40 @@ class PrivateTraining(AccountedTraining):
             return None
         self._planned(ExamplePass(self, variables, data), variables, data)
         batch = keras.utils.unpack_x_y_sample_weight(self._public_data.batch(self.optimizer.public_bits))
+        bits = functools.partial(self.optimizer.public_bits, variable=1)
+        if self.optimizer.public_gradients == "each":
+            return PublicGradients.of_each(self._each_gradient(variables, batch, bits))
         everything = ClippingQuery(variables, None, float("inf"))
-        result, _ = self._answer(everything, batch, functools.partial(self.optimizer.public_bits, variable=1))
+        result, _ = self._answer(everything, batch, bits)
         return PublicGradients.mean_of(result.clipped_sum.values, self._public_data.batch_size)
+
+    def _each_gradient(self, variables, public_batch, random_bits):
+        example_pass, examples = self._passed(variables, public_batch, random_bits)
+        one_by_one = self._plan.method == "loop"
+        return per_example.each_gradient(example_pass, variables, examples, one_by_one=one_by_one)
 
     def _answer(self, query, data, random_bits=None):
         """The clipped sum over a batch, and the predictions it was computed with."""
-        example_pass = ExamplePass(self, query.variables, data)
-        examples = self._examples(example_pass, random_bits or self.optimizer.random_bits)
-        plan = self._planned(example_pass, query.variables, data)
-        if len(example_pass.leaves) < len(example_pass.tensors):
-            validation.check_sparse(plan, self.physical_batch_size)
-        example_pass.unroll = plan.method == "vectorized"
-        size = 1 if plan.method == "loop" else self.physical_batch_size
-        strategy, how = methods.STRATEGIES[plan.method], self._compilation()
+        random_bits = random_bits or self.optimizer.random_bits
+        example_pass, examples = self._passed(query.variables, data, random_bits)
+        method = self._plan.method
+        size = 1 if method == "loop" else self.physical_batch_size
+        strategy, how = methods.STRATEGIES[method], self._compilation()
         result = per_example.clipped_sum(strategy, example_pass, query, examples, size, **how)
         return result, example_pass.predictions(result.outputs)
 
-    def _examples(self, example_pass, random_bits):
+    def _passed(self, variables, data, random_bits):
+        """What computes an example's gradient by the plan, and the examples of a batch for it."""
+        example_pass = ExamplePass(self, variables, data)
         validation.check_equal_length(example_pass.tensors)
         leaves = example_pass.leaves
         shape = [per_example.batch_size(leaves), _keras.random_source_count(self), 2]
-        return leaves, random_bits(shape)
+        examples = (leaves, random_bits(shape))
+        plan = self._planned(example_pass, variables, data)
+        if len(leaves) < len(example_pass.tensors):
+            validation.check_sparse(plan, self.physical_batch_size)
+        example_pass.unroll = plan.method == "vectorized"
+        return example_pass, examples
 
     def _planned(self, example_pass, variables, data):
         """The plan, which the first batch of a trace confirms by its shapes."""

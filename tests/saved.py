@@ -38,8 +38,12 @@ OPTIMIZERS = {
     "AdaDPSRMSprop": dict(SHARED, eps=1e-3, rho=0.8, public_second_moments=None),
     "AdaDPSAdagrad": dict(SHARED, eps=1e-3, public_second_moments=None),
     "PDADPMD": dict(SHARED, total_steps=6, alpha=None),
+    "DPAdagradPublicSubspace": dict(SHARED, eps=1e-3, subspace_size=2),
 }
-NEEDED = {"PDADPMD": {"alpha": 0.5}}  # By those that have arguments without a default.
+NEEDED = {
+    "PDADPMD": {"alpha": 0.5},
+    "DPAdagradPublicSubspace": {"subspace_size": 2},
+}  # By those that have arguments without a default.
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 each_delayed_optimizer = pytest.mark.parametrize("name", ["DP2RMSprop", "DP2Adagrad", "DP2Yogi"])
 

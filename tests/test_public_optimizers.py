@@ -3,6 +3,9 @@
 import json
 import math
 
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
 import keras
 import numpy as np
 import oracle
@@ -14,8 +17,10 @@ from scipy import stats
 from test_privatizer import ROUNDING, Wide
 
 import dp2_keras as dp2
+from dp2_keras import per_example
+from dp2_keras import subspace as subspaces
 from dp2_keras.noise import NoiseSource
-from dp2_keras.privatizer import ClippedSum
+from dp2_keras.privatizer import ClippedSum, ClippingQuery, JointQuery, SquaresQuery
 from dp2_keras.public_data import PublicGradients
 
 FEATURES, BATCH, DRAWN, STEPS = 5, 4, 3, 12
@@ -182,13 +187,170 @@ def test_pda_dpmd_refuses(arguments, message):
         dp2.PDADPMD(0.1, 0.8, 1.0, **arguments)
 
 
+# Noisy AdaGrad in a public subspace.
+
+
+def subspace(sigma=1.5, **changes):
+    return dp2.DPAdagradPublicSubspace(0.05, 1.5, sigma, **{**dict(subspace_size=2, eps=0.1), **changes})
+
+
+@each_sigma
+@pytest.mark.parametrize("method", ["auto", "loop"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_public_subspace_equals_the_oracle(size, method, sigma):
+    ours = path_of(subspace(sigma, subspace_size=size, **COMMON), method=method, **PUBLIC)
+    noise = list(zip(standard_normals(0), standard_normals(2)))
+    expected = expected_path(
+        oracle.public_subspace, public_gradients, k=size, lr=0.05, clip_norm=1.5, eps=0.1, sigma=sigma,
+        noise=noise,
+    )  # fmt: skip
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [
+    {"run_eagerly": True}, {"jit_compile": True}, {"physical_batch_size": 3},
+    {"physical_batch_size": 3, "jit_compile": True},
+])  # fmt: skip
+def test_the_public_subspace_eagerly_by_xla_and_in_chunks(mode):
+    paths = [path_of(subspace(**COMMON), **PUBLIC, **kwargs) for kwargs in ({}, mode)]
+    np.testing.assert_allclose(*paths, rtol=1e-5, atol=1e-5)
+
+
+def test_a_network_of_several_variables_has_one_subspace():
+    kind = zoo.KINDS["lstm"]
+    model = zoo.filled(dp2.make_private(kind.build()), kind.x)
+    optimizer = dp2.DPAdagradPublicSubspace(0.1, np.inf, 0.0, subspace_size=3, expected_batch_size=4)
+    model.compile(optimizer, kind.loss, public_data=(kind.x, kind.y))
+    plain = zoo.filled(kind.build(), kind.x)
+    slow = zoo.slow_gradients(plain, kind.x, kind.y, zoo.sum_of_losses(kind.loss))
+    rows = np.array(list(slow(zoo.flat(plain.trainable_variables), range(zoo.ROWS))))
+    few = slice(0, 4)
+    model.train_on_batch(zoo.take(kind.x, few), zoo.take(kind.y, few))
+    expected = oracle.top_projection(rows, 3) @ np.mean(rows[few] ** 2, axis=0)
+    np.testing.assert_allclose(zoo.flat(optimizer._second_moments), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_plan_is_vectorized_and_says_why_and_ghost_is_refused():
+    model = logistic_model(FEATURES, subspace(), **PUBLIC)
+    assert model.privacy_plan().method == "vectorized"
+    assert "needs the gradient of each example" in str(model.privacy_plan())
+    with pytest.raises(ValueError, match='"vectorized" or "loop" with DPAdagradPublicSubspace: .*"?ghost'):
+        logistic_model(FEATURES, subspace(), method="ghost", **PUBLIC)
+    query = SquaresQuery(model.trainable_variables, None, 1.0)
+    for one in (query, JointQuery([query, ClippingQuery(model.trainable_variables, None, 1.0)])):
+        with pytest.raises(ValueError, match="This query needs gradients"):
+            per_example.ghost(None, one, None, None)
+
+
+@pytest.mark.parametrize("size", [0, 1.5, DRAWN + 1])
+def test_the_subspace_has_no_more_dimensions_than_there_are_gradients(size):
+    with pytest.raises(ValueError, match=f"`subspace_size`.* must be .* Received: subspace_size={size}"):
+        logistic_model(FEATURES, subspace(subspace_size=size, **COMMON), **PUBLIC).train_on_batch(
+            X[:2], Y[:2]
+        )
+
+
+class Seen(dp2.DPAdagradPublicSubspace):
+    """Shows what is released."""
+
+    def _directions(self, variables, squares, gradients):
+        object.__setattr__(self, "seen", [squares[0].numpy(), gradients[0].numpy()])
+        return super()._directions(variables, squares, gradients)
+
+
+def test_both_releases_have_the_stated_noise_and_share_none_of_it():
+    model = dp2.DP2Sequential([keras.Input((1,)), Wide()])
+    optimizer = Seen(1.0, 3.0, 1.5, subspace_size=1, expected_batch_size=4, noise_seed=7)
+    ones = (np.ones((3, 1)), np.ones((3, 1)))
+    model.compile(optimizer, "mse", public_data=ones, run_eagerly=True)
+    releases = []
+    for _ in range(2):
+        model.train_on_batch(*ones)
+        for noise, sensitivity in zip(optimizer.seen, (9.0, 3.0)):
+            stated = 1.5 * sensitivity / 4
+            assert stats.kstest(noise, "norm", args=(0, stated)).pvalue > 1e-3
+            for wrong in (2 / 3, 3 / 2):
+                assert stats.kstest(noise, "norm", args=(0, wrong * stated)).pvalue < 1e-9
+        releases += optimizer.seen
+    assert np.max(np.abs(np.corrcoef(releases) - np.eye(4))) < 5 / np.sqrt(20_000)
+
+
+# The query of squares, and the projection, by themselves.
+
+
+def squares(rows, clip_norm=1.0, mask=None):
+    """The squares of flat gradients [n, 10] of two variables, summed."""
+    variables = [tf.Variable(tf.zeros([2, 3])), tf.Variable(tf.zeros([4]))]
+    query, rows = SquaresQuery(variables, None, clip_norm), np.asarray(rows, np.float32)
+    gradients = [tf.constant(rows[:, :6].reshape(-1, 2, 3)), tf.constant(rows[:, 6:])]
+    values, norms = query.clip(gradients, tf.constant(np.ones(len(rows), bool) if mask is None else mask))
+    return zoo.flat(values), norms.numpy()
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 3.0, np.inf])
+def test_squares_of_example_i_filled_with_i(clip_norm):
+    total, norms = squares(np.arange(5.0)[:, None] * np.ones(10), clip_norm)
+    np.testing.assert_allclose(norms, np.arange(5) * np.sqrt(10), rtol=1e-6)
+    expected = sum(np.minimum(i * np.sqrt(10), clip_norm) ** 2 for i in range(5)) / 10
+    np.testing.assert_allclose(total, np.full(10, expected), rtol=1e-5)
+
+
+finite = st.floats(-(2.0**60), 2.0**60, width=32)
+
+
+@hypothesis.settings(deadline=None, max_examples=50)
+@hypothesis.given(hnp.arrays(np.float32, (3, 10), elements=finite), st.floats(1e-3, 1e3))
+def test_one_example_changes_the_squares_by_the_square_of_the_clip_norm(rows, clip_norm):
+    query = SquaresQuery([], None, clip_norm)
+    assert query.sensitivity == clip_norm**2
+    total, without = squares(rows, clip_norm)[0], squares(rows[1:], clip_norm)[0]
+    rounding = 1e-6 * np.linalg.norm(total)
+    assert np.all(np.isfinite(total)) and np.all(total >= 0)
+    assert np.linalg.norm(total - without) <= query.sensitivity * ROUNDING + rounding
+    assert np.linalg.norm(squares(rows[:1], clip_norm)[0]) <= query.sensitivity * ROUNDING
+
+
+def test_bad_and_masked_examples_are_left_out_of_the_squares():
+    rows = np.ones((4, 10), np.float32)
+    rows[1, 3], rows[2, 9] = np.nan, np.inf
+    total, norms = squares(rows, 1.0, mask=[True, True, True, False])
+    np.testing.assert_allclose(total, np.full(10, 0.1), rtol=1e-6)
+    np.testing.assert_array_equal(norms > 0, [True, False, False, False])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_projection_is_that_of_the_full_matrix(size):
+    rng = np.random.default_rng(1)
+    rows, vector = rng.normal(size=(4, 10)) * np.arange(1, 5)[:, None], rng.normal(size=10)
+
+    def parts(t):  # The shapes of two variables, behind any other axes.
+        t = tf.constant(t, tf.float32)
+        return [tf.reshape(t[..., :6], [*t.shape[:-1], 2, 3]), t[..., 6:]]
+
+    project = lambda s: zoo.flat(subspaces.project(parts(s), parts(rows), size))  # noqa: E731
+    expected = oracle.top_projection(rows, size) @ vector
+    np.testing.assert_allclose(project(vector), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(project(project(vector)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_directions_that_no_gradient_has_are_left_out():
+    twice = np.float32([[3.0, 4.0, 0.0]] * 2)
+    (one,) = subspaces.project([tf.constant([1.0, 1.0, 1.0])], [tf.constant(twice)], 2)
+    np.testing.assert_allclose(one, 7 / 25 * twice[0], rtol=1e-5)
+    (none,) = subspaces.project([tf.constant([1.0, 1.0, 1.0])], [tf.zeros([2, 3])], 2)
+    np.testing.assert_array_equal(none, np.zeros(3))
+
+
 # Sensitivity, noise, and the guard.
 
 MAKES = {
     "adadps": lambda **k: dp2.AdaDPSRMSprop(1.0, 2.0, 1.5, eps=1e-3, **k),
     "adadps adagrad": lambda **k: dp2.AdaDPSAdagrad(1.0, 2.0, 1.5, eps=1e-3, **k),
     "pda": lambda **k: dp2.PDADPMD(1.0, 2.0, 1.5, alpha=1.0, **k),
+    "subspace": lambda **k: dp2.DPAdagradPublicSubspace(1.0, 2.0, 1.5, subspace_size=2, eps=1.0, **k),
 }
+# Of the releases, as functions of C, where there is more than one.
+SENSITIVITIES = {"subspace": [lambda c: c**2, lambda c: c]}
 each_method = pytest.mark.parametrize("name", MAKES)
 
 
@@ -226,9 +388,6 @@ def test_neighbouring_data_sets_whatever_the_public_data(name, size, step):
     largest = np.max(changes, axis=0)
     assert len(largest) == len(bounds)
     assert np.all(largest <= np.array(bounds) * ROUNDING) and np.all(largest > 0.01 * np.array(bounds))
-
-
-SENSITIVITIES = {}  # Of the releases, as functions of C, where there is more than one.
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -274,7 +433,7 @@ def test_a_step_that_is_begun_changes_nothing():
 
 
 @each_method
-def test_one_release_is_priced_as_one(name):
+def test_releases_are_priced_as_many_as_they_are(name):
     optimizer = MAKES[name]()
     releases = len(SENSITIVITIES.get(name, [None]))
     assert optimizer.mechanism().noise_multipliers == (1.5,) * releases

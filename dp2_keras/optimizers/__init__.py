@@ -11,6 +11,7 @@ from dp2_keras.optimizers.dp2 import DP2Adagrad, DP2RMSprop, DP2Yogi
 from dp2_keras.optimizers.dp_adaptive import DPAdagrad, DPAdam, DPRMSprop
 from dp2_keras.optimizers.dp_sgd import DPSGD
 from dp2_keras.optimizers.public import PDADPMD, AdaDPSAdagrad, AdaDPSRMSprop
+from dp2_keras.optimizers.public_subspace import DPAdagradPublicSubspace
 
 __all__ = [
     "AdaDPSAdagrad",
@@ -23,6 +24,7 @@ __all__ = [
     "DP2RMSpropNoiseFirst",
     "DP2Yogi",
     "DPAdagrad",
+    "DPAdagradPublicSubspace",
     "DPAdam",
     "DPRMSprop",
     "DPSGD",

@@ -159,6 +159,11 @@ class PrivateOptimizer(_keras.Optimizer):
         return self.is_delayed
 
     @property
+    def why_not_ghost(self) -> str:
+        """Why a step needs each example's gradient, which ghost never makes; empty if it does not."""
+        return ""
+
+    @property
     def public_gradients(self) -> str | None:
         """What a step needs of public data: "mean" or "each" gradient of a batch of it; None for nothing."""
         return None
@@ -237,7 +242,7 @@ class PrivateOptimizer(_keras.Optimizer):
     def _private_mean(self, clipped, stream, draw):
         values = clipped.values
         if self.sigma > 0:
-            stddev = self.sigma * clipped.query.l2_norm_clip
+            stddev = self.sigma * clipped.query.sensitivity
             indices = [self.variable_index(v) for v in clipped.query.variables]
             values = add_noise(clipped, stddev, self._noise_source, draw, stream, indices)
         return [value / self._batch_size for value in values]
