@@ -164,6 +164,12 @@ class SquaresQuery(ClippingQuery):
         sum_i (c_i S g_i)^2,   sensitivity C^2, because ||a^2||_2 <= ||a||_2^2
 
     It is not a sum of gradients times numbers, so that ghost norms do not help with it.
+
+    Example:
+    >>> query = SquaresQuery([tf.zeros([2])], None, l2_norm_clip=5.0)
+    >>> (total,), _ = query.clip([tf.constant([[6.0, 8.0], [1.0, 0.0]])], tf.constant([True, True]))
+    >>> total.numpy().tolist(), query.sensitivity  # Of (3, 4), clipped, and of (1, 0).
+    ([10.0, 16.0], 25.0)
     """
 
     needs_gradients = True

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from dp2_keras import _checks
-from dp2_keras.privatizer import as_column, squared_norms
+from dp2_keras.privatizer import as_column, compute_dtype, squared_norms
 from dp2_keras.rows import Rows, is_arrays
 
 DEFAULT_BATCH_SIZE = 64
@@ -96,6 +96,7 @@ class PublicGradients:
     @classmethod
     def of_each(cls, gradients: Sequence[tf.Tensor]) -> PublicGradients:
         """The gradients of single rows."""
+        gradients = [tf.cast(g, compute_dtype(g.dtype)) for g in gradients]
         squared = tf.add_n([squared_norms(g) for g in gradients])
         is_finite = tf.math.is_finite(tf.cast(squared, tf.float32))
         keep = lambda g: tf.where(as_column(is_finite, g.shape.rank), g, tf.zeros_like(g))  # noqa: E731

@@ -101,10 +101,11 @@ class PrivateTraining(AccountedTraining):
         _checks.boolean(diagnostics=diagnostics)
         sparse = _keras.has_sparse_inputs(self)
         held = held_for(optimizer, public_data, public_batch_size, keeps_sparse=sparse)
+        self._public_data = None  # Should what follows raise, there is none.
         super().compile(optimizer, loss, *args, **kwargs)
         if held is not None:
             validation.check_ranges(self, *(*public_data, None)[:2])
-        self._public_data = held
+            self._public_data = held
         self.physical_batch_size = physical_batch_size
         self.method = method
         self.diagnostics = diagnostics
