@@ -26,7 +26,8 @@ _MODULES = {
     "model": "DP2Model DP2Sequential make_private unwrap",
     "operations": "declare_per_example",
     "optimizers": "DPSGD DP2Adagrad DP2RMSprop DP2Yogi DPAdagrad DPAdam DPRMSprop "
-    "DP2AdagradExtraQuery DP2AdagradNoiseFirst DP2RMSpropExtraQuery DP2RMSpropNoiseFirst",
+    "DP2AdagradExtraQuery DP2AdagradNoiseFirst DP2RMSpropExtraQuery DP2RMSpropNoiseFirst "
+    "AdaDPSAdagrad AdaDPSRMSprop PDADPMD DPAdagradPublicSubspace",
     "sampling": "poisson_batches",
     "schedule": "Phase",
     "tensorboard": "PrivacyTensorBoard",

@@ -41,6 +41,7 @@ class Mechanism:
         noise_multipliers: sigma of each release on one batch, at least 0; normally one.
         l2_norm_clips: the clipping norms of the phases. The price does not depend on them.
         seeded: whether the noise came from a given seed: then there are figures, and no guarantee.
+        public_data: whether data that was declared public had a part in the step, beside the sums.
 
     Raises:
         ValueError: for a value out of range.
@@ -54,10 +55,11 @@ class Mechanism:
     noise_multipliers: tuple[float, ...]
     l2_norm_clips: tuple[float, ...]
     seeded: bool = False
+    public_data: bool = False
 
     def __post_init__(self):
         _checks.text(optimizer=self.optimizer)
-        _checks.boolean(seeded=self.seeded)
+        _checks.boolean(seeded=self.seeded, public_data=self.public_data)
         _checks.each(_checks.non_negative, noise_multipliers=self.noise_multipliers)
         _checks.each(_checks.clip_norm, l2_norm_clips=self.l2_norm_clips)
         _set_plain(self, "noise_multipliers", "l2_norm_clips")

@@ -15,7 +15,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from dp2_keras import operations, per_example, validation
+from dp2_keras import _checks, operations, per_example, validation
 from dp2_keras.example_pass import ExamplePass
 from dp2_keras.per_example import capture
 from dp2_keras.per_example.ghost import contributions
@@ -68,11 +68,15 @@ def plan(model) -> PrivacyPlan:
         model: a private model, compiled.
 
     Raises:
-        ValueError: if the method is "ghost" and the model may mix examples.
+        ValueError: if the method is "ghost" and the model may mix examples, or the optimizer needs the
+            gradient of each.
     """
-    method = model.method
+    method, optimizer = model.method, getattr(model, "optimizer", None)
     if method in ("loop", "vectorized"):
         return PrivacyPlan(method, "as compiled")
+    if optimizer is not None and optimizer.why_not_ghost:
+        check(method, optimizer)
+        return PrivacyPlan("vectorized", optimizer.why_not_ghost)
     try:
         operations.check(model._loss_owner(), recurrent=True)
     except ValueError as error:
@@ -85,6 +89,19 @@ def plan(model) -> PrivacyPlan:
         return PrivacyPlan("vectorized", reason)
     units = capture.units(model, default_registry())
     return PrivacyPlan("ghost", _WHY_GHOST[method], tuple(_layer_plan(unit) for unit in units))
+
+
+def check(method: str, optimizer) -> None:
+    """Refuses a method that there is not, or not for this optimizer.
+
+    Raises:
+        ValueError: which names the methods that there are.
+    """
+    if method not in METHODS:
+        _checks.fail(f"one of {sorted(METHODS)}", method=method)
+    if method == "ghost" and optimizer.why_not_ghost:
+        rule = f'"auto", "vectorized" or "loop" with {type(optimizer).__name__}: {optimizer.why_not_ghost}'
+        _checks.fail(rule, method=method)
 
 
 _WHY_GHOST = {

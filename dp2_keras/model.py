@@ -76,7 +76,7 @@ class DP2Wrapper(PrivateTraining, keras.Model):
 
     def compile(self, optimizer, loss=None, *args, **kwargs):
         super().compile(optimizer, loss, *args, **kwargs)
-        ours = ("physical_batch_size", "method", "diagnostics")
+        ours = ("physical_batch_size", "method", "diagnostics", "public_data", "public_batch_size")
         keras_arguments = {name: value for name, value in kwargs.items() if name not in ours}
         _keras.compile_without_optimizer(self.model, loss, *args, **keras_arguments)
 

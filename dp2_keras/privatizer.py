@@ -82,6 +82,13 @@ class ClippingQuery:
     l2_norm_clip: tf.Tensor | float
     is_scaled: tf.Tensor | bool = True
 
+    needs_gradients = False  # Whether the answer is made of gradients, and not of sums of them.
+
+    @property
+    def sensitivity(self) -> tf.Tensor | float:
+        """The most by which adding or removing an example changes the answer, in L2 norm: C."""
+        return self.l2_norm_clip
+
     def zeros(self) -> list[tf.Tensor]:
         """The sum over no examples."""
         return [tf.zeros(v.shape, compute_dtype(v.dtype)) for v in self.variables]
@@ -116,13 +123,17 @@ class ClippingQuery:
         def answer(scales):
             scaled = [scale_by(g, s) for g, s in zip(gradients, scales or [None] * len(gradients))]
             factors, kept, norms = self.factors(tf.add_n([squared_norms(g) for g in scaled]), mask)
-            sums = [weighted_sum(factors, g, kept) for g in scaled]
+            sums = [self.total(factors, g, kept) for g in scaled]
             for value, variable in zip(sums, self.variables):
                 value.set_shape(variable.shape)  # A map over an unknown number of examples forgets it.
             return sums, norms
 
         gradients = [tf.cast(g, compute_dtype(g.dtype)) for g in per_example_gradients]
         return self.by_scale(answer)
+
+    def total(self, factors: tf.Tensor, gradients: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        """One variable's part of the answer, of gradients [n, *variable] and their clip factors [n]."""
+        return weighted_sum(factors, gradients, kept)
 
     def factors(self, squared: tf.Tensor, mask: tf.Tensor):
         """Which examples count, and by how much.
@@ -147,6 +158,34 @@ class ClippingQuery:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class SquaresQuery(ClippingQuery):
+    """The sum of the squares of clipped gradients, element by element.
+
+        sum_i (c_i S g_i)^2,   sensitivity C^2, because ||a^2||_2 <= ||a||_2^2
+
+    It is not a sum of gradients times numbers, so that ghost norms do not help with it.
+
+    Example:
+    >>> query = SquaresQuery([tf.zeros([2])], None, l2_norm_clip=5.0)
+    >>> (total,), _ = query.clip([tf.constant([[6.0, 8.0], [1.0, 0.0]])], tf.constant([True, True]))
+    >>> total.numpy().tolist(), query.sensitivity  # Of (3, 4), clipped, and of (1, 0).
+    ([10.0, 16.0], 25.0)
+    """
+
+    needs_gradients = True
+
+    @property
+    def sensitivity(self) -> tf.Tensor | float:
+        """C^2."""
+        return self.l2_norm_clip * self.l2_norm_clip
+
+    def total(self, factors, gradients, kept):
+        # Clipped before it is squared: the square of a long gradient may not be finite.
+        clipped = select(gradients, kept) * tf.cast(as_column(factors, gradients.shape.rank), gradients.dtype)
+        return tf.reduce_sum(tf.square(clipped), axis=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class JointQuery:
     """Several queries of one batch, answered from the same gradients.
 
@@ -168,6 +207,11 @@ class JointQuery:
         """C of the step's own query."""
         return self.queries[-1].l2_norm_clip
 
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether one of the answers is made of gradients."""
+        return any(query.needs_gradients for query in self.queries)
+
     def zeros(self) -> list[tf.Tensor]:
         """The sums over no examples, one query's after another's."""
         return [zero for query in self.queries for zero in query.zeros()]
@@ -183,7 +227,7 @@ class ClippedSum:
     """The answer to a `ClippingQuery`, and the only thing a private step accepts.
 
     Attributes:
-        query: the query it answers; its `l2_norm_clip` is the sensitivity.
+        query: the query it answers, which knows its sensitivity.
         values: one summed tensor per variable, not yet noised; of a joint query, one query's after another's.
     """
 

@@ -9,6 +9,7 @@ which takes half the time of NumPy; what is not in memory is asked for its rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,10 +61,12 @@ class Rows:
 
     def batches(self, numbers: tf.data.Dataset) -> tf.data.Dataset:
         """The rows of each element, an int64 tensor of their numbers, in the structure of the data."""
+        return numbers.map(self.taker())
+
+    def taker(self) -> Callable:
+        """A function of row numbers, an int64 tensor, that gives those rows in the structure of the data."""
         gathers = [_gather(column, self._keeps_sparse) for column in self._columns]
-        return numbers.map(
-            lambda rows: tf.nest.pack_sequence_as(self._structure, [gather(rows) for gather in gathers])
-        )
+        return lambda rows: tf.nest.pack_sequence_as(self._structure, [gather(rows) for gather in gathers])
 
     def split(self, count: int) -> tuple[Rows, Any]:
         """The first `count` rows, and the data after them."""

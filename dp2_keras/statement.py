@@ -87,6 +87,10 @@ _ASSUMPTIONS = {
     "declared_poisson": "Some batches came from the user, who declared them to be Poisson samples drawn in "
     "secret: every example in each batch with the stated probability, independently. That was not checked. "
     "If it is not so, the figures do not hold.",
+    "public_data": "Data that was declared public, or statistics of such data, had a part in the training, "
+    "without clipping and without noise. It is assumed, and was not checked, that it holds nothing of the "
+    "protected examples, and was not chosen or computed by looking at them. If that is not so, the figures "
+    "do not hold.",
 }
 
 
@@ -244,6 +248,7 @@ def _verdict(entries, epsilon):
     assumptions = {
         "own_data": any(isinstance(sampling, ShuffledSampling) for sampling in own),
         "declared_poisson": any(isinstance(sampling, PoissonSampling) for sampling in own),
+        "public_data": any(e.mechanism.public_data for e in entries),
     }
     return {
         "guarantee": not any(reasons.values()),
@@ -267,6 +272,7 @@ def _entry_facts(entry):
         "noise_multipliers": list(entry.mechanism.noise_multipliers),
         "l2_norm_clips": list(entry.mechanism.l2_norm_clips),
         "noise_seeded": entry.mechanism.seeded,
+        "public_data": entry.mechanism.public_data,
         "steps": entry.steps,
         **_sampling_facts(entry),
     }
@@ -364,7 +370,9 @@ def _result(facts):
 
 
 def _claim(facts):
-    condition = ", if the assumption below holds" if facts["assumptions"] else ""
+    several = len(facts["assumptions"]) > 1
+    holds = "assumptions below hold" if several else "assumption below holds"
+    condition = f", if the {holds}" if facts["assumptions"] else ""
     return (
         f"epsilon = {round_up(facts['epsilon'])} at delta = {facts['delta']!r}, for one example of the "
         f"training data{condition}"
@@ -381,7 +389,9 @@ def _meaning(facts):
 
 def _run(entry):
     seed = " The noise came from a given seed." if entry["noise_seeded"] else ""
-    return f"{entry['steps']:,} steps of {entry['optimizer']}. {_mechanism(entry)}{seed} {_sampling(entry)}"
+    public = " The steps also used public data." if entry["public_data"] else ""
+    done = f"{entry['steps']:,} steps of {entry['optimizer']}. {_mechanism(entry)}{seed}{public}"
+    return f"{done} {_sampling(entry)}"
 
 
 def _mechanism(entry):
@@ -479,7 +489,8 @@ def _mark(facts):
         return "Nothing is proved"
     if not facts["guarantee"]:
         return "Would be proved without the seed"
-    return "Proved under the assumption below" if facts["assumptions"] else "Proved"
+    several = "s" if len(facts["assumptions"]) > 1 else ""
+    return f"Proved under the assumption{several} below" if facts["assumptions"] else "Proved"
 
 
 def _assumed(facts):

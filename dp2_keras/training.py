@@ -2,7 +2,7 @@
 
 One step: state a query, answer it example by example, hand the clipped sum back.
 
-    query   = optimizer.begin_step(variables)
+    query   = optimizer.begin_step(variables, gradients of public data, where it needs them)
     clipped = sum over examples of clip(scale * gradient of the example's own loss, C)
     optimizer.finish_step(clipped)
 
@@ -11,6 +11,7 @@ An example's loss is the compiled loss of a batch of one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -20,6 +21,8 @@ from dp2_keras.accounted import AccountedTraining
 from dp2_keras.diagnostics import Diagnostics
 from dp2_keras.example_pass import ExamplePass
 from dp2_keras.optimizers import PrivateOptimizer
+from dp2_keras.privatizer import ClippingQuery
+from dp2_keras.public_data import NOT_LOADED, PublicGradients, held_for
 from dp2_keras.sampling import padded_size
 
 keras = _keras.keras
@@ -36,6 +39,7 @@ class PrivateTraining(AccountedTraining):
     method = "auto"
     diagnostics = True
     _diagnostics = None
+    _public_data = None
     _plan = None
     _step_checked = False
     _traced_constants = None
@@ -54,6 +58,8 @@ class PrivateTraining(AccountedTraining):
         physical_batch_size=None,
         method="auto",
         diagnostics=True,
+        public_data=None,
+        public_batch_size=None,
         **kwargs,
     ):
         """Configures the model for private training; otherwise as in Keras.
@@ -74,11 +80,16 @@ class PrivateTraining(AccountedTraining):
                 sequences too long to unroll. All give the same sum, to rounding.
             diagnostics: log `phase`, `clipped_fraction` and `scaled_norm`, which
                 epsilon does not cover. Defaults to True.
+            public_data: (x, y), arrays that hold nothing of the protected examples, for optimizers that
+                need public data, such as `AdaDPSRMSprop`. It is not saved with the model.
+            public_batch_size: how many of its rows each step draws. Defaults to 64, or all if they are
+                fewer.
             **kwargs: as in Keras.
 
         Raises:
             ValueError: if the optimizer is not private, or the model cannot be trained
-                privately; the message names the layer or argument and the replacement.
+                privately; the message names the layer or argument and the replacement. Also for
+                public data that the optimizer needs and does not get, or gets and does not need.
         """
         _check_optimizer(optimizer)
         check_overrides(type(self), PrivateTraining)
@@ -86,10 +97,15 @@ class PrivateTraining(AccountedTraining):
         validation.check_loss(loss)
         if physical_batch_size is not None:
             _checks.positive_integer(physical_batch_size=physical_batch_size)
-        if method not in methods.METHODS:
-            _checks.fail(f"one of {sorted(methods.METHODS)}", method=method)
+        methods.check(method, optimizer)
         _checks.boolean(diagnostics=diagnostics)
+        sparse = _keras.has_sparse_inputs(self)
+        held = held_for(optimizer, public_data, public_batch_size, keeps_sparse=sparse)
+        self._public_data = None  # Should what follows raise, there is none.
         super().compile(optimizer, loss, *args, **kwargs)
+        if held is not None:
+            validation.check_ranges(self, *(*public_data, None)[:2])
+            self._public_data = held
         self.physical_batch_size = physical_batch_size
         self.method = method
         self.diagnostics = diagnostics
@@ -114,8 +130,11 @@ class PrivateTraining(AccountedTraining):
 
     def compile_from_config(self, config):
         """Compiles a loaded model."""
-        options = config["optimizer"].get("compile_options", {})
-        self.compile(**keras.saving.deserialize_keras_object(config), **options)
+        options = dict(config["optimizer"].get("compile_options", {}))
+        config = keras.saving.deserialize_keras_object(config)
+        if config["optimizer"].public_gradients is not None:
+            options["public_data"] = NOT_LOADED
+        self.compile(**config, **options)
         if self.built:
             self.optimizer.build(self.trainable_variables)
 
@@ -160,7 +179,8 @@ class PrivateTraining(AccountedTraining):
     def _private_step(self, data):
         (x, y, sample_weight), owner = data, self._loss_owner()
         with tf.control_dependencies([self.account().meter.count()]):
-            query = self.optimizer.begin_step(self.trainable_variables)
+            variables = self.trainable_variables
+            query = self.optimizer.begin_step(variables, self._public_gradients(variables, data))
             result, y_pred = self._answer(query, data)
             _keras.update_loss(owner, x, y, y_pred, sample_weight, _row_count(data))
             if self._diagnostics is not None:
@@ -186,23 +206,54 @@ class PrivateTraining(AccountedTraining):
     def _diagnostics_result(self):
         return {} if self._diagnostics is None else self._diagnostics.result()
 
-    def _answer(self, query, data):
+    def _public_gradients(self, variables, data):
+        """Gradients on a batch of public rows, if the model has them; of `data` only the shapes count."""
+        if self._public_data is None:
+            return None
+        self._planned(ExamplePass(self, variables, data), variables, data)
+        batch = keras.utils.unpack_x_y_sample_weight(self._public_data.batch(self.optimizer.public_bits))
+        bits = functools.partial(self.optimizer.public_bits, variable=1)
+        if self.optimizer.public_gradients == "each":
+            return PublicGradients.of_each(self._each_gradient(variables, batch, bits))
+        everything = ClippingQuery(variables, None, float("inf"))
+        result, _ = self._answer(everything, batch, bits)
+        return PublicGradients.mean_of(result.clipped_sum.values, self._public_data.batch_size)
+
+    def _each_gradient(self, variables, public_batch, random_bits):
+        example_pass, examples = self._passed(variables, public_batch, random_bits)
+        one_by_one = self._plan.method == "loop"
+        return per_example.each_gradient(example_pass, variables, examples, one_by_one=one_by_one)
+
+    def _answer(self, query, data, random_bits=None):
         """The clipped sum over a batch, and the predictions it was computed with."""
-        example_pass = ExamplePass(self, query.variables, data)
-        validation.check_equal_length(example_pass.tensors)
-        leaves = example_pass.leaves
-        shape = [per_example.batch_size(leaves), _keras.random_source_count(self), 2]
-        examples = (leaves, self.optimizer.random_bits(shape))
-        if self._plan is None:
-            self._plan = methods.confirmed(methods.plan(self), self, query.variables, data, examples)
+        random_bits = random_bits or self.optimizer.random_bits
+        example_pass, examples = self._passed(query.variables, data, random_bits)
         method = self._plan.method
-        if len(leaves) < len(example_pass.tensors):
-            validation.check_sparse(self._plan, self.physical_batch_size)
-        example_pass.unroll = method == "vectorized"
         size = 1 if method == "loop" else self.physical_batch_size
         strategy, how = methods.STRATEGIES[method], self._compilation()
         result = per_example.clipped_sum(strategy, example_pass, query, examples, size, **how)
         return result, example_pass.predictions(result.outputs)
+
+    def _passed(self, variables, data, random_bits):
+        """What computes an example's gradient by the plan, and the examples of a batch for it."""
+        example_pass = ExamplePass(self, variables, data)
+        validation.check_equal_length(example_pass.tensors)
+        leaves = example_pass.leaves
+        shape = [per_example.batch_size(leaves), _keras.random_source_count(self), 2]
+        examples = (leaves, random_bits(shape))
+        plan = self._planned(example_pass, variables, data)
+        if len(leaves) < len(example_pass.tensors):
+            validation.check_sparse(plan, self.physical_batch_size)
+        example_pass.unroll = plan.method == "vectorized"
+        return example_pass, examples
+
+    def _planned(self, example_pass, variables, data):
+        """The plan, which the first batch of a trace confirms by its shapes."""
+        if self._plan is None:
+            leaves = example_pass.leaves
+            seeds = tf.TensorSpec([leaves[0].shape[0], _keras.random_source_count(self), 2], tf.uint32)
+            self._plan = methods.confirmed(methods.plan(self), self, variables, data, (leaves, seeds))
+        return self._plan
 
     def privacy_plan(self) -> methods.PrivacyPlan:
         """How the clipped sum is computed, and why: a `PrivacyPlan` to print.

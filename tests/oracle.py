@@ -83,6 +83,53 @@ def vanilla(gradients, w, batches, *, rule, lr, clip_norm, batch_size, eps=0.0, 
     return np.array(path)
 
 
+def adadps(gradients, public, w, batches, *, rule, lr, clip_norm, eps, batch_size, rho=0.9, sigma=0.0,
+           noise=None):  # fmt: skip
+    """Scale by the second moment of public gradients, then privatize; `public(w, t)` is a mean gradient."""
+    v, path = np.zeros_like(w), [w]
+    for t, batch in enumerate(batches):
+        v = RULES[rule](v, public(w, t) ** 2, rho)
+        total = sum([clip(g / (np.sqrt(v) + eps), clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
+        if sigma:
+            total = total + sigma * clip_norm * noise[t]
+        w = w - lr * total / batch_size
+        path.append(w)
+    return np.array(path)
+
+
+def pda_dpmd(gradients, public, w, batches, *, lr, clip_norm, batch_size, alpha, sigma=0.0, noise=None):
+    """A mix of the private gradient, weighted `alpha(t)`, and the public one."""
+    path = [w]
+    for t, batch in enumerate(batches):
+        total = sum([clip(g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
+        if sigma:
+            total = total + sigma * clip_norm * noise[t]
+        w = w - lr * (alpha(t) * total / batch_size + (1 - alpha(t)) * public(w, t))
+        path.append(w)
+    return np.array(path)
+
+
+def top_projection(rows, k):
+    """The projection on the k top eigenvectors of the rows' second moment, as a d x d matrix."""
+    _, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
+    return vectors[:, -k:] @ vectors[:, -k:].T
+
+
+def public_subspace(gradients, public, w, batches, *, k, lr, clip_norm, eps, batch_size, sigma=0.0,
+                    noise=None):  # fmt: skip
+    """AdaGrad with noisy squares, projected; `noise[t]` are the standard normals of squares and gradients."""
+    v, path = np.zeros_like(w), [w]
+    for t, batch in enumerate(batches):
+        first, second = noise[t] if sigma else (0.0, 0.0)
+        clipped = [clip(g, clip_norm) for g in gradients(w, batch)]
+        squares = (sum(g**2 for g in clipped) + sigma * clip_norm**2 * first) / batch_size
+        mean = (sum(clipped) + sigma * clip_norm * second) / batch_size
+        v = v + top_projection(np.array(public(w, t)), k) @ squares
+        w = w - lr * mean / (np.sqrt(np.maximum(v, 0)) + eps)
+        path.append(w)
+    return np.array(path)
+
+
 def logistic_gradients(x, y):
     """Per-example gradients of logistic regression; w = [weights, bias]."""
 

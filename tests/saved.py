@@ -35,7 +35,15 @@ OPTIMIZERS = {
     "DPRMSprop": dict(SHARED, eps=1e-3, rho=0.8),
     "DPAdagrad": dict(SHARED, eps=1e-3),
     "DPAdam": dict(SHARED, eps=1e-3, beta_1=0.7, beta_2=0.95),
+    "AdaDPSRMSprop": dict(SHARED, eps=1e-3, rho=0.8, public_second_moments=None),
+    "AdaDPSAdagrad": dict(SHARED, eps=1e-3, public_second_moments=None),
+    "PDADPMD": dict(SHARED, total_steps=6, alpha=None),
+    "DPAdagradPublicSubspace": dict(SHARED, eps=1e-3, subspace_size=2),
 }
+NEEDED = {
+    "PDADPMD": {"alpha": 0.5},
+    "DPAdagradPublicSubspace": {"subspace_size": 2},
+}  # By those that have arguments without a default.
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 each_delayed_optimizer = pytest.mark.parametrize("name", ["DP2RMSprop", "DP2Adagrad", "DP2Yogi"])
 
@@ -46,9 +54,9 @@ def optimizer_of(name, **changes):
 
 def least(name, **changes):
     """The optimizer with nothing but what it cannot do without."""
-    delay = {"delay": 2} if name.startswith("DP2") else {}
+    needed = {"delay": 2} if name.startswith("DP2") else NEEDED.get(name, {})
     return getattr(dp2, name)(
-        **{**dict(learning_rate=0.5, l2_norm_clip=1.0, noise_multiplier=1.0), **delay, **changes}
+        **{**dict(learning_rate=0.5, l2_norm_clip=1.0, noise_multiplier=1.0), **needed, **changes}
     )
 
 
@@ -119,12 +127,17 @@ each_class = pytest.mark.parametrize("kind", ["sequential", "functional", "subcl
 
 def compiled(kind="sequential", optimizer=None, *, build=True, **arguments):
     """A model that has seen a batch, and so has weights; its optimizer has its state, or not yet."""
-    model = MODELS[kind]()
-    model.compile(optimizer=optimizer or dp2_rmsprop(), loss="mse", **arguments)
+    model, optimizer = MODELS[kind](), optimizer or dp2_rmsprop()
+    model.compile(optimizer=optimizer, loss="mse", **public_data_for(optimizer), **arguments)
     model(batch(0)[0])
     if build:  # The first step would do so, and be traced twice.
         model.optimizer.build(model.trainable_variables)
     return model
+
+
+def public_data_for(optimizer):
+    """What `compile` needs beside such an optimizer."""
+    return {} if optimizer.public_gradients is None else {"public_data": batch(99), "public_batch_size": 3}
 
 
 def batch(step):

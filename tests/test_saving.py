@@ -27,6 +27,7 @@ from saved import (
     layers,
     least,
     optimizer_of,
+    public_data_for,
     run_python,
     state,
     train,
@@ -73,6 +74,8 @@ def test_every_optimizer_resumes(tmp_path, name):
     loaded = save_and_load(model, tmp_path)
     assert type(loaded.optimizer) is type(model.optimizer)
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    if model.optimizer.public_gradients is not None:  # It is in no file.
+        loaded.compile(loaded.optimizer, loss="mse", **public_data_for(loaded.optimizer))
     assert_resumes(model, loaded, 4)
 
 

@@ -37,6 +37,7 @@ LEDGERS = {
     "sampling seed": ledger((DP2, changed(POISSON, seeded=True), 7)),
     "one seed of many": ledger((DP2, POISSON, 7), (changed(DP2, seeded=True), SHUFFLED, 1)),
     "no noise": ledger((changed(DP2, noise_multipliers=(0.0,), l2_norm_clips=(math.inf,)), POISSON, 7)),
+    "public data": ledger((changed(DP2, public_data=True), DECLARED, 39_000)),
     "mixed": ledger((DP2, POISSON, 390), (DP2, SHUFFLED, 391), (DP2, UnknownSampling(), 2)),
     "nothing": Ledger(),
 }
@@ -397,3 +398,11 @@ def test_declared_poisson_batches_are_named_as_a_declaration():
     text = words(stated("declared"))
     assert "Poisson batches of the user's own, as declared" in text and "That was not checked" in text
     assert "as declared" not in words(stated("poisson"))
+
+
+def test_public_data_is_named_as_an_assumption():
+    assert stated("public data").to_dict()["assumptions"] == ["declared_poisson", "public_data"]
+    text = words(stated("public data"))
+    assert "if the assumptions below hold." in text and "Proved under the assumptions below" in text
+    assert "it holds nothing of the protected examples" in text
+    assert "public data" not in words(stated("poisson"))

@@ -50,6 +50,24 @@ def test_dp2_without_noise_equals_the_oracle(data, rule, s1, s2):
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("rule", DP2)
+def test_dp2_without_noise_and_clip_is_the_delayed_recursion(data, rule):
+    """The non-private method: mean gradients g, D of the last delay's mean, w <- w - lr g / D."""
+    x, y = data
+    optimizer = DP2[rule](0.05, np.inf, sgd_learning_rate=0.3, delay=3, eps=1e-2, **NO_NOISE, **rho_of(rule))
+    ours = train(logistic_model(FEATURES, optimizer), x, y, batches(16))
+    w, v, past, path = np.zeros(FEATURES + 1), np.zeros(FEATURES + 1), [], []
+    for t, rows in enumerate(batches(16)):
+        path.append(w)
+        g = np.mean(oracle.logistic_gradients(x, y)(w, rows), axis=0)
+        if t % 6 < 3:
+            w, past = w - 0.3 * g, [*past, g][-3:]
+        else:
+            v = oracle.RULES[rule](v, np.mean(past, axis=0) ** 2, 0.8) if t % 6 == 3 else v
+            w = w - 0.05 * g / (np.sqrt(v) + 1e-2)
+    np.testing.assert_allclose(ours, [*path, w], rtol=1e-5, atol=1e-5)
+
+
 def standard_normals(seed, steps, stream=0):
     """What a seeded optimizer draws, step by step: [kernel, bias], which are small and drawn at once."""
     source = NoiseSource(seed)

@@ -10,8 +10,12 @@ from dp2_keras.optimizers.base import PrivateOptimizer
 from dp2_keras.optimizers.dp2 import DP2Adagrad, DP2RMSprop, DP2Yogi
 from dp2_keras.optimizers.dp_adaptive import DPAdagrad, DPAdam, DPRMSprop
 from dp2_keras.optimizers.dp_sgd import DPSGD
+from dp2_keras.optimizers.public import PDADPMD, AdaDPSAdagrad, AdaDPSRMSprop
+from dp2_keras.optimizers.public_subspace import DPAdagradPublicSubspace
 
 __all__ = [
+    "AdaDPSAdagrad",
+    "AdaDPSRMSprop",
     "DP2Adagrad",
     "DP2AdagradExtraQuery",
     "DP2AdagradNoiseFirst",
@@ -20,8 +24,10 @@ __all__ = [
     "DP2RMSpropNoiseFirst",
     "DP2Yogi",
     "DPAdagrad",
+    "DPAdagradPublicSubspace",
     "DPAdam",
     "DPRMSprop",
     "DPSGD",
+    "PDADPMD",
     "PrivateOptimizer",
 ]

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import dp_accounting
 import tensorflow as tf
 
-from dp2_keras import _checks, _keras
+from dp2_keras import _checks, _keras, public_data
 from dp2_keras.errors import NonPrivateUpdateError
 from dp2_keras.ledger import Mechanism
 from dp2_keras.noise import NoiseSource
@@ -38,10 +38,12 @@ from dp2_keras.privatizer import (
     add_noise,
     check_mechanism,
 )
+from dp2_keras.public_data import PublicGradients
 from dp2_keras.schedule import ConstantSchedule, DelayedSchedule, Phase
 
 NOISE_STREAMS = (0, 2)  # One for each release that a step may make.
 RANDOM_LAYER_STREAM = 1
+PUBLIC_STREAM = 3
 
 _REFUSED = {
     "gradient_accumulation_steps": "would clip sums of examples; use `physical_batch_size` in `compile`",
@@ -123,6 +125,7 @@ class PrivateOptimizer(_keras.Optimizer):
         self._sigma = None if noise_multiplier == "auto" else float(noise_multiplier)
         self._batch_size = expected_batch_size
         self._open_query = None
+        self._public = None
         self._updating = False
         self._second_moments = self._gradient_sums = self._first_moments = None
 
@@ -155,23 +158,43 @@ class PrivateOptimizer(_keras.Optimizer):
         """The order: scale each example's gradient, then clip and add noise; or scale what is noisy."""
         return self.is_delayed
 
+    @property
+    def why_not_ghost(self) -> str:
+        """Why a step needs each example's gradient, which ghost never makes; empty if it does not."""
+        return ""
+
+    @property
+    def public_gradients(self) -> str | None:
+        """What a step needs of public data: "mean" or "each" gradient of a batch of it; None for nothing."""
+        return None
+
+    @property
+    def uses_public_data(self) -> bool:
+        """Whether anything that was declared public has a part in the steps."""
+        return self.public_gradients is not None
+
     # What a step may ask, and what it does with the answer.
 
-    def begin_step(self, variables: Sequence) -> ClippingQuery:
+    def begin_step(self, variables: Sequence, public: PublicGradients | None = None) -> ClippingQuery:
         """States this step's query; changes nothing.
 
         Args:
             variables: the trainable variables of this step.
+            public: what `public_gradients` asks for, at the weights as they are; it stays until
+                `finish_step`. Defaults to None, for nothing.
 
         Returns:
             The `ClippingQuery` that `finish_step` wants answered.
 
         Raises:
-            ValueError: if there is nothing to train, or no batch size to divide by.
+            ValueError: if there is nothing to train, no batch size to divide by, or no public data
+                though it is needed.
         """
         variables = list(variables)
         self._check_can_step(variables)
+        self._check_public(public)
         self.ensure_built(variables)
+        self._public = public
         self._open_query = self._query(variables)
         return self._open_query
 
@@ -200,6 +223,7 @@ class PrivateOptimizer(_keras.Optimizer):
         variables, draw = clipped.query.variables, self._next_draw()
         releases = [self._private_mean(*part, draw) for part in zip(clipped.parts(), NOISE_STREAMS)]
         updates = self._directions(variables, *releases)
+        self._public = None
         if regularization is not None:
             updates = [u + tf.cast(r, u.dtype) for u, r in zip(updates, regularization)]
         # Without the dependency, a step that fails (or finds no batch) would still count, and the
@@ -211,10 +235,14 @@ class PrivateOptimizer(_keras.Optimizer):
         """uint32 words for random layers, a new set in every step."""
         return self._noise_source.bits(shape, self._next_draw(), stream=RANDOM_LAYER_STREAM)
 
+    def public_bits(self, shape, variable: int = 0) -> tf.Tensor:
+        """uint32 words for the draw of public rows (variable 0) and their random layers (1)."""
+        return self._noise_source.bits(shape, self._next_draw(), stream=PUBLIC_STREAM, variable=variable)
+
     def _private_mean(self, clipped, stream, draw):
         values = clipped.values
         if self.sigma > 0:
-            stddev = self.sigma * clipped.query.l2_norm_clip
+            stddev = self.sigma * clipped.query.sensitivity
             indices = [self.variable_index(v) for v in clipped.query.variables]
             values = add_noise(clipped, stddev, self._noise_source, draw, stream, indices)
         return [value / self._batch_size for value in values]
@@ -396,7 +424,11 @@ class PrivateOptimizer(_keras.Optimizer):
         """What the ledger would note of a step with the noise multiplier sigma."""
         clips = tuple(dict.fromkeys(self._clip(phase) for phase in Phase))
         return Mechanism(
-            type(self).__name__, self.noise_multipliers(sigma), clips, self.noise_seed is not None
+            type(self).__name__,
+            self.noise_multipliers(sigma),
+            clips,
+            seeded=self.noise_seed is not None,
+            public_data=self.uses_public_data,
         )
 
     def _check_calibrated(self):
@@ -432,6 +464,15 @@ class PrivateOptimizer(_keras.Optimizer):
                 "The `tf.distribute` strategy must have one replica: the noise of several "
                 f"would not add up to the stated deviation. Received: {replicas} replicas"
             )
+
+    def _check_public(self, public):
+        name = type(self).__name__
+        if self.public_gradients is not None and not isinstance(public, PublicGradients):
+            raise ValueError(
+                f"{public_data.MISSING.format(optimizer=name)} Received: {type(public).__name__}"
+            )
+        if self.public_gradients is None and public is not None:
+            raise ValueError(f"{name} takes no public gradients. Received: {type(public).__name__}")
 
     # Weight updates: the one private way, and all the others.
 

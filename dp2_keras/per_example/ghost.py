@@ -30,8 +30,10 @@ def ghost(example_pass, query, examples, mask):
         query, examples, mask: as for the other strategies.
 
     Raises:
-        ValueError: if a weight is used outside the layer that owns it.
+        ValueError: if a weight is used outside the layer that owns it, or the query needs gradients.
     """
+    if query.needs_gradients:
+        raise ValueError('This query needs gradients: compile the model with `method="vectorized"`.')
     parts, outputs = contributions(example_pass, query.variables, examples)
     values, norms = query.each(
         lambda one: one.by_scale(lambda scales: _clip_in_memory(one, parts, scales, mask))
