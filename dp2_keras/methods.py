@@ -83,8 +83,8 @@ def plan(model) -> PrivacyPlan:
         reason = str(error).removesuffix(operations.ADVICE)
         if method == "ghost":
             raise ValueError(
-                f'{reason} Compile the model with `method="auto"`, which gives each example a batch of its own '
-                "where it must, or declare the class with `dp2_keras.declare_per_example` if you know better."
+                f'{reason} Compile the model with `method="auto"`, which gives each example a batch of its '
+                "own where it must, or declare the class with `dp2_keras.declare_per_example` if you know better."
             ) from error
         return PrivacyPlan("vectorized", reason)
     units = capture.units(model, default_registry())
