@@ -84,7 +84,8 @@ def plan(model) -> PrivacyPlan:
         if method == "ghost":
             raise ValueError(
                 f'{reason} Compile the model with `method="auto"`, which gives each example a batch of its '
-                "own where it must, or declare the class with `dp2_keras.declare_per_example` if you know better."
+                "own where it must, or declare the class with `dp2_keras.declare_per_example` if you know "
+                "better."
             ) from error
         return PrivacyPlan("vectorized", reason)
     units = capture.units(model, default_registry())
