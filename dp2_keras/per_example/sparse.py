@@ -55,7 +55,7 @@ class SparseOuter(Contribution):
 def _distinct(a):
     """Rows, columns and values of the entries, those at one place added up.
 
-    Entries in the order of rows and columns, as batches of SciPy's rows have them, are told apart at a glance.
+    Entries in order, as batches of SciPy's rows have them, are told apart at a glance.
     """
     place = a.indices[:, 0] * a.dense_shape[1] + a.indices[:, 1]
 
