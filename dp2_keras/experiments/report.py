@@ -87,7 +87,8 @@ def _effort(summary):
 def _conditions(setting):
     return (
         f"{setting['task_title']}: {setting['train_size']:,} training and {setting['test_size']:,} test "
-        f"examples, batches of {setting['batch_size']:,}, {setting['epochs']} epochs, delta = {setting['delta']:g}. "
+        f"examples, "
+        f"batches of {setting['batch_size']:,}, {setting['epochs']} epochs, delta = {setting['delta']:g}. "
         f"{setting['metric']}, {'higher' if setting['higher_is_better'] else 'lower'} is better."
     )
 
