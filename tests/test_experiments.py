@@ -32,7 +32,7 @@ def without_times(row):
 
 
 def test_a_key_is_the_same_on_every_machine_for_ever():
-    assert RUN.key == "ab10c4a6de64d5f8"
+    assert RUN.key == "bf46b7df5223c609"
     assert Run.from_dict(json.loads(json.dumps({**RUN.as_dict(), "status": "done"}))) == RUN
 
 
@@ -104,7 +104,7 @@ def test_candidates_are_points_of_the_grid_without_twins_and_the_same_every_time
     assert len({tuple(point.items()) for point in points}) == 20
     assert all(point["a"] in GRID["a"] and point["b"] in GRID["b"] for point in points)
     assert len(search.candidates(GRID, 100)) == 30
-    assert points[:2] == [{"a": 7, "b": 0.2}, {"a": 3, "b": 0.2}]
+    assert points[:2] == [{"a": 8, "b": 0.1}, {"a": 6, "b": 0.1}]
 
 
 def candidate_row(a, train, test=0.0):
@@ -278,14 +278,20 @@ def result(**changes):
     return {**fields, **changes}
 
 
-def rendered(*results):
-    setting = dict(label="IMDB", task_title="IMDB", metric="accuracy", higher_is_better=True, epochs=100)
+def report_of(*results):
+    setting = dict(
+        task="imdb", label="IMDB", task_title="IMDB", metric="accuracy", higher_is_better=True, epochs=100
+    )
     setting.update(
         batch_size=64, train_size=25000, test_size=25000, delta=1e-5, paper_only={"AdaDPS": [0.826, 0.003]}
     )
     setting.update(trivial={"majority class": {"train": 0.5, "test": 0.5}}, results=list(results))
     whole = dict(name="main", title="Main", source="Table 2", plot=None, search=60, seeds=5)
-    return report.render([{**whole, "versions": {"keras": "3"}, "settings": [setting]}])
+    return [{**whole, "versions": {"keras": "3"}, "settings": [setting]}]
+
+
+def rendered(*results):
+    return report.render(report_of(*results))
 
 
 def test_the_report_has_the_numbers_beside_the_papers():
@@ -302,6 +308,26 @@ def test_the_report_has_the_numbers_beside_the_papers():
         "keras 3",
     ):
         assert words in " ".join(text.split())
+
+
+SPREAD = {"mean": 0.8, "deviation": 0.01}
+CURVE = [dict(epoch=k, step=k, **dict.fromkeys(("train", "test", "train_loss"), SPREAD)) for k in (1, 2)]
+COUNTS = [0] * 30 + [5, 10, 5] + [0] * 87
+
+
+@pytest.mark.parametrize("plot", configurations.PLOTS)
+def test_every_figure_can_be_drawn(plot, tmp_path):
+    from dp2_keras.experiments import plots
+
+    seen = {"second_moments": [{"step": 1, "counts": COUNTS}]}
+    shared = dict(curve=CURVE, probes=[seen], staleness=2.0)
+    varied = [result(method="DP2RMSprop", varied={"delay": s}, **shared) for s in (5, 20)]
+    across = (
+        [] if plot == "staleness" else [result(**shared), result(method="RMSprop", epsilon="inf", **shared)]
+    )
+    failed = result(method="DPAdam", seeds=0, errors=["no"])
+    plots.draw({**report_of(*varied, *across, failed)[0], "plot": plot}, str(tmp_path / "figure.png"))
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_report_says_what_is_missing():
@@ -331,24 +357,26 @@ def command(out, *options):
 
 
 def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
-    options = "--table main --figure delay --seeds 2 --epochs 1 --methods DPSGD DP2RMSprop --search 2".split()
+    options = "--table main --figure curves --seeds 2 --epochs 1 --methods DPSGD --search 2".split()
     assert command(tmp_path, *options) == 0
-    output = capsys.readouterr().out
-    assert "| DP2RMSprop (delay = 5) | 1 | " in output and f"Report: {tmp_path}" in output
+    captured = capsys.readouterr()
+    assert "| DPSGD | 1 | " in captured.out and f"Report: {tmp_path}" in captured.out
+    assert "[########################] 2/2 runs\n" in captured.err
     text = (tmp_path / "report.md").read_text()
-    assert text.count("| DPSGD | 1 | ") == 2 and "![Effect of the delay s](delay.png)" in text
-    assert (tmp_path / "delay.png").read_bytes().startswith(b"\x89PNG")
+    assert text.count("| DPSGD | 1 | ") == 2 and "![Learning curves](curves.png)" in text
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((tmp_path / "main.json").read_text())
-    (dpsgd, dp2) = found["settings"][0]["results"]
-    assert dpsgd["seeds"] == 2 and dpsgd["search"]["runs"] == 2 and found["versions"]["dp2_keras"]
-    assert dpsgd["epsilon"] == dp2["epsilon"] == pytest.approx(1.18, abs=0.3)
+    (result,) = found["settings"][0]["results"]
+    assert result["seeds"] == 2 and result["search"]["runs"] == 2 and found["versions"]["dp2_keras"]
+    assert f"{result['epsilon']:.4f} | {result['train']['mean']:.3f} ± " in text
     lines = (tmp_path / "main.csv").read_text().splitlines()
-    assert lines[0].startswith("key,task,method,seed") and len(lines) == 1 + 2 * 2
-    # Every row was selected on train, and a second call runs nothing.
+    assert lines[0].startswith("key,task,method,seed") and len(lines) == 1 + 2
+    # The winner is best on train; the figure shares the table's runs; a second call runs nothing.
     rows = (tmp_path / "runs.jsonl").read_text()
-    assert command(tmp_path, *options) == 0
-    assert (tmp_path / "runs.jsonl").read_text() == rows
-    assert "0/" not in capsys.readouterr().err
+    searched = [row for row in map(json.loads, rows.splitlines()) if row["seed"] == search.SEED]
+    assert result["hyper"] == max(searched, key=lambda row: row["curve"][-1]["train"])["hyper"]
+    assert rows.count("\n") == 4 and command(tmp_path, *options) == 0
+    assert (tmp_path / "runs.jsonl").read_text() == rows and "runs" not in capsys.readouterr().err
 
 
 def test_a_failure_is_a_row_and_may_be_tried_again(tmp_path):
@@ -374,7 +402,7 @@ def test_a_row_is_a_function_of_its_run(tmp_path):
 
 
 def test_probes_find_what_they_say():
-    from dp2_keras.experiments import plots, training
+    from dp2_keras.experiments import training
 
     hyper = dict(learning_rate=1.0, l2_norm_clip=5.0, sgd_learning_rate=0.06, sgd_l2_norm_clip=0.5, delay=3)
     run = Run("synthetic", "DP2RMSprop", hyper, 0, 2, 200, 1.0, 2, ("second_moments", "staleness"))
@@ -385,7 +413,7 @@ def test_probes_find_what_they_say():
     assert [refresh["step"] for refresh in refreshes] == [3, 9, 15]
     assert all(refresh["mean"] > 0 and min(refresh["gradients"]) > 0 for refresh in refreshes)
     ratio = max(max(refresh["gradients"]) / refresh["mean"] for refresh in refreshes)
-    assert plots.staleness({"probes": [row["probes_found"]]}) == pytest.approx(ratio)
+    assert summary.staleness([refreshes]) == pytest.approx(ratio) and summary.staleness([None]) is None
 
 
 @pytest.mark.slow

@@ -46,8 +46,9 @@ def _grouped(summary):
     panels = {}
     for setting in summary["settings"]:
         labelled = [{**result, "label": setting["label"]} for result in setting["results"]]
-        panel = panels.setdefault(setting["task"], {**setting, "results": []})
-        panel["results"] = panel["results"] + labelled
+        panel = panels.setdefault(setting["task"], {**setting, "results": [], "sizes": []})
+        panel["results"] += labelled
+        panel["sizes"] += [size for size in [_size(setting)] if size not in panel["sizes"]]
     return list(panels.values())
 
 
@@ -62,10 +63,12 @@ def _caption(summary):
 
 
 def _title(setting):
-    return (
-        f"{setting['task_title']}\nn = {setting['train_size']:,}, batch {setting['batch_size']:,}, "
-        f"{setting['epochs']} epochs, delta = {setting['delta']:g}"
-    )
+    sizes = " or ".join(setting.get("sizes", [_size(setting)]))
+    return f"{setting['task_title']}\nn = {setting['train_size']:,}, {sizes}, delta = {setting['delta']:g}"
+
+
+def _size(setting):
+    return f"batch {setting['batch_size']:,}, {setting['epochs']} epochs"
 
 
 def _done(setting):
@@ -155,20 +158,9 @@ def _range(results, bins):
 
 
 def _staleness(axes, setting):
-    found = sorted((result["varied"]["delay"], staleness(result)) for result in _done(setting))
+    found = sorted((result["varied"]["delay"], result["staleness"]) for result in _done(setting))
     axes.plot(*zip(*found), marker="o", label="max over t of E||g||₁ / (E||G/s||₁ + d eps)")
     axes.set(xlabel="delay s (steps)", ylabel="h(s)", xscale="log")
-
-
-def staleness(result: dict[str, Any]) -> float:
-    """h(s), the expectations being means over seeds, and the maximum over refreshes."""
-    runs = [run["staleness"] for run in result["probes"]]
-    ratios = []
-    for refreshes in zip(*runs):
-        mean = np.mean([refresh["mean"] for refresh in refreshes])
-        gradients = np.mean([np.max(refresh["gradients"]) for refresh in refreshes])
-        ratios.append(gradients / mean)
-    return float(max(ratios))
 
 
 def _across(axes, setting):

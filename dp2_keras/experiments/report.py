@@ -114,6 +114,8 @@ def _line(result, reached):
         cells += ["–", "–", "all failed" if result["errors"] else "no hyper-parameters: search"]
     cells.append(_spread(*result["paper"]) if result["paper"] else "–")
     cells.append((f"{result['steps']:,}" if result["seeds"] else "–") + (reached or ""))
+    if result.get("staleness") is not None:
+        cells[-1] += f" (h(s) = {float(result['staleness']):.2f})"
     cells += [_hyper(result), _search(result)]
     return f"| {' | '.join(cells)} |"
 

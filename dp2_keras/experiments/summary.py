@@ -98,6 +98,7 @@ def _figures(rows):
         **{split: spread([row["curve"][-1][split] for row in rows]) for split in ("train", "test")},
         "curve": [_point(points) for points in zip(*(row["curve"] for row in rows))],
         "probes": [row["probes_found"] for row in rows],
+        "staleness": staleness([row["probes_found"].get("staleness") for row in rows]),
     }
 
 
@@ -119,6 +120,17 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
         return {"mean": math.nan, "deviation": math.nan}
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "deviation": deviation}
+
+
+def staleness(runs: Sequence[list | None]) -> float | None:
+    """h(s), expectations being means over runs, and the maximum over refreshes; None without its probe."""
+    if None in runs or not all(runs):
+        return None
+    ratios = []
+    for refreshes in zip(*runs):
+        gradient = statistics.fmean(max(refresh["gradients"]) for refresh in refreshes)
+        ratios.append(gradient / statistics.fmean(refresh["mean"] for refresh in refreshes))
+    return max(ratios)
 
 
 def _floats(table):

@@ -78,7 +78,8 @@ def _compiled(run, data, setting, one_by_one):
     model = dp2.make_private(setting.task.model(data))
     optimizer = methods.get(run.method).build(dict(run.hyper), setting)
     together = 1 if one_by_one else _divisor(setting.steps // run.points)
-    model.compile(optimizer, setting.task.problem.loss(), diagnostics=False, steps_per_execution=together)
+    how = dict(method="ghost", diagnostics=False, steps_per_execution=together)
+    model.compile(optimizer, setting.task.problem.loss(), **how)
     return model
 
 
