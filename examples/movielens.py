@@ -25,16 +25,16 @@ CENTRE = 3.5
 def build(factors: int) -> keras.Model:
     """rating - 3.5 = bias of the user + bias of the item (+ the product of their factors)."""
     inputs = [keras.Input((1,), dtype="int32"), keras.Input((1,), dtype="int32")]
-    parts = [rows(x, count, 1, "zeros") for x, count in zip(inputs, (USERS, ITEMS))]
+    parts = [rows(x, count, 1, deviation=0.0) for x, count in zip(inputs, (USERS, ITEMS))]
     if factors:
-        start = keras.initializers.TruncatedNormal(stddev=0.1)
-        vectors = [rows(x, count, factors, start) for x, count in zip(inputs, (USERS, ITEMS))]
+        vectors = [rows(x, count, factors, deviation=0.1) for x, count in zip(inputs, (USERS, ITEMS))]
         parts.append(keras.layers.Dot(axes=-1)(vectors))
     return keras.Model(inputs, keras.layers.Add()(parts))
 
 
-def rows(inputs, count: int, width: int, start):
+def rows(inputs, count: int, width: int, deviation: float):
     """A row of a table for each number."""
+    start = keras.initializers.RandomNormal(stddev=deviation)
     return keras.layers.Flatten()(keras.layers.Embedding(count, width, embeddings_initializer=start)(inputs))
 
 

@@ -83,7 +83,7 @@ class Staleness(Probe):
         rows = np.sort(self._rng.choice(len(y), self._run.batch_size, replace=False))
         with tf.GradientTape() as tape:
             outputs = self.model(_batch(x, rows), training=True)
-            loss = tf.reduce_mean(self._task.problem.loss()(y[rows], outputs))
+            loss = tf.reduce_mean(self._task.problem.loss()(y[rows, None], outputs))
         sources = [_keras.native(v) for v in self.model.trainable_variables]
         gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, sources)]
         return float(sum(np.abs(g).sum() for g in gradients))
