@@ -389,6 +389,23 @@ def test_a_failure_is_a_row_and_may_be_tried_again(tmp_path):
         assert pool.execute([bad], store, jobs=1, retry_failed=True) == 1
 
 
+def test_workers_are_replaced_after_a_while(tmp_path, monkeypatch):
+    waves = []
+
+    def in_workers(runs, directory, jobs):
+        waves.append((len(runs), jobs))
+        yield from ((run, {"key": run.key, "status": "done"}) for run in runs)
+
+    monkeypatch.setattr(pool, "_in_workers", in_workers)
+    runs = [dataclasses.replace(RUN, seed=seed) for seed in range(100)]
+    with Store(tmp_path / "rows.jsonl") as store:
+        assert pool.execute([*runs, *runs], store, jobs=2) == 100
+        assert pool.execute(runs, store, jobs=1) == 0
+    with Store(tmp_path / "others.jsonl") as store:
+        assert pool.execute(runs, store, jobs=1) == 100
+    assert waves == [(80, 2), (20, 2), (40, 1), (40, 1), (20, 1)]
+
+
 def test_a_row_is_a_function_of_its_run(tmp_path):
     from dp2_keras.experiments import training
 
