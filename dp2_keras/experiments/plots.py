@@ -53,7 +53,8 @@ def _grouped(summary):
 
 
 def _caption(summary):
-    seeds = f"mean ± deviation of {summary['seeds']} seeds" if summary["seeds"] > 1 else "one seed"
+    what = "expectations over" if summary["plot"] == "staleness" else "mean ± deviation of"
+    seeds = f"{what} {summary['seeds']} seeds" if summary["seeds"] > 1 else "one seed"
     tuned = (
         f"best of {summary['search']} runs on train (seed {SEED})"
         if summary["search"]
@@ -135,7 +136,15 @@ def _delay(axes, setting):
             float(result["test"]["mean"]), color=f"C{number + 3}", linestyle="--", label=_name(result)
         )
     _across(axes, setting)
-    axes.set(xlabel="delay s (steps)", ylabel=f"test {setting['metric']}", xscale="log")
+    axes.set_ylabel(f"test {setting['metric']}")
+    _delay_axis(axes, [result["varied"]["delay"] for result in varied])
+
+
+def _delay_axis(axes, delays):
+    """Logarithmic, with the delays themselves as ticks."""
+    axes.set(xlabel="delay s (steps)", xscale="log")
+    axes.set_xticks(sorted(set(delays)), [f"{delay:,}" for delay in sorted(set(delays))])
+    axes.minorticks_off()
 
 
 def _second_moments(axes, setting):
@@ -160,7 +169,8 @@ def _range(results, bins):
 def _staleness(axes, setting):
     found = sorted((result["varied"]["delay"], result["staleness"]) for result in _done(setting))
     axes.plot(*zip(*found), marker="o", label="max over t of E||g||₁ / (E||G/s||₁ + d eps)")
-    axes.set(xlabel="delay s (steps)", ylabel="h(s)", xscale="log")
+    axes.set_ylabel("h(s)")
+    _delay_axis(axes, [delay for delay, _ in found])
 
 
 def _across(axes, setting):
