@@ -87,7 +87,7 @@ def names(kind: str | None = None) -> list[str]:
 
     Example:
     >>> names("table")
-    ['ablations', 'main']
+    ['ablations', 'main', 'practical']
     """
     files = importlib.resources.files("dp2_keras.experiments").joinpath("configurations").iterdir()
     found = sorted(file.name[: -len(".json")] for file in files if file.name.endswith(".json"))
