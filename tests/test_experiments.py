@@ -205,6 +205,14 @@ def test_scores_are_those_of_the_equations():
     assert scores == {"metric": pytest.approx(5.0), "loss": pytest.approx(2.5)}
 
 
+def test_trivial_predictors_of_ratings():
+    columns, ratings = (np.array([[0], [1]]), np.array([[5], [5]])), np.array([1.0, 5.0])
+    found = problems.Ratings().trivial((columns, ratings), (columns, ratings))
+    assert found["mean rating"] == {"train": 4.0, "test": 4.0}
+    # One rating each, shrunk by 5: a user deviates by 2 / 6 from the item's mean, 3.
+    assert found["user and item means (not private)"]["test"] == pytest.approx((2 - 2 / 6) ** 2)
+
+
 # Configurations.
 
 

@@ -142,11 +142,11 @@ def _naive_bayes(train, test):
 
 def _means(train, test):
     """The mean, and what each user and each item deviates from it, shrunk by 5 ratings."""
-    (users, items), ratings = train
+    (users, items), ratings = map(np.ravel, train[0]), train[1]
     mean = ratings.mean()
     of_item = _shrunk(items, ratings - mean)
     of_user = _shrunk(users, ratings - mean - of_item[items])
-    guess = lambda x: mean + of_user[x[0]] + of_item[x[1]]  # noqa: E731
+    guess = lambda x: mean + of_user[np.ravel(x[0])] + of_item[np.ravel(x[1])]  # noqa: E731
     return {name: np.mean((guess(x) - y) ** 2) for name, (x, y) in _splits(train, test)}
 
 
