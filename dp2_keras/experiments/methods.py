@@ -17,7 +17,7 @@ from typing import Any
 from dp2_keras import _checks
 from dp2_keras.experiments.tasks import Task
 
-SGD_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 20)
+SGD_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100)
 RMSPROP_RATES = (0.0001, 0.0003, 0.001, 0.002, 0.003, 0.006, 0.01, 0.03, 0.1, 0.3, 1, 3)
 DELAYED_RATES = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.3, 1, 3, 5, 10)
 CLIPS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5)
