@@ -16,6 +16,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["dp2_keras", "dp2_keras.*"]),
+    package_data={"dp2_keras.experiments": ["configurations/*.json"]},
     entry_points={"console_scripts": ["dp2 = dp2_keras.cli:main"]},
     python_requires=">=3.9",
     install_requires=["tensorflow>=2.14", "dp-accounting>=0.4.3", "attrs", "numpy", "scipy"],

@@ -1,12 +1,14 @@
-"""The `dp2` command: what a run costs, how much noise it needs, what a model file guarantees.
+"""The `dp2` command: what a run costs, how much noise it needs, what a model file guarantees; experiments.
 
     dp2 epsilon --dataset-size 25000 --batch-size 64 --epochs 100 --noise-multiplier 1.0 --delta 1e-5
     dp2 calibrate --target-epsilon 3.0 --dataset-size 25000 --batch-size 64 --epochs 100
     dp2 statement model.keras
+    dp2 reproduce --table main --quick
 
 It starts without TensorFlow. Of a model file it reads the ledger's bytes and nothing else: no layer is
-built and no code of the file runs. Exit status: 0, or 2 for wrong arguments, or 1 for a file without a
-readable ledger.
+built and no code of the file runs. `reproduce` is `dp2_keras.experiments`, imported when it is asked for.
+Exit status: 0, or 2 for wrong arguments, or 1 for a file without a readable ledger, or a sweep that cannot
+go on.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ MAX_INFLATED_BYTES = 1 << 30
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
-class LedgerError(Exception):
+class CommandError(Exception):
+    """A command cannot go on; the message says why and what to do."""
+
+
+class LedgerError(CommandError):
     """A file has no ledger that can be read; the message says why and what to do."""
 
 
@@ -44,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the command's name. Defaults to those of the process.
 
     Returns:
-        0 for success, 1 for a file without a readable ledger.
+        0 for success, 1 for a command that cannot go on.
 
     Raises:
         SystemExit: with status 2 for wrong arguments, after one line on stderr.
@@ -55,13 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     ...
     0
     """
-    arguments = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = _parser(reproduces="reproduce" in argv).parse_args(argv)
     parser = arguments.parser
     try:
         print(arguments.run(arguments), flush=True)
     except BrokenPipeError:  # The reader has seen enough; Python would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except LedgerError as error:
+    except CommandError as error:
         print(f"{parser.prog}: error: {_one_line(error)}", file=sys.stderr)
         return 1
     except ValueError as error:
@@ -224,6 +231,15 @@ def _statement(arguments):
     return result.to_json() if arguments.json else str(result)
 
 
+def _reproduce(arguments):
+    from dp2_keras.experiments import command
+
+    try:
+        return command.run(arguments)
+    except (OSError, RuntimeError) as error:
+        raise CommandError(error) from error
+
+
 def _stated(ledger, arguments) -> Statement:
     return statement(ledger, arguments.delta, accountant=arguments.accountant, neighbors=arguments.neighbors)
 
@@ -310,13 +326,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {_one_line(message)} (see {self.prog} --help)\n")
 
 
-def _parser():
+def _parser(reproduces=False):
     parser = _Parser(prog="dp2", description="Differentially private training: costs and guarantees.")
     parser.add_argument("--version", action="version", version=_version())
-    commands = parser.add_subparsers(metavar="{epsilon,calibrate,statement}", required=True)
+    commands = parser.add_subparsers(metavar="{epsilon,calibrate,statement,reproduce}", required=True)
     _add_epsilon(commands)
     _add_calibrate(commands)
     _add_statement(commands)
+    _add_reproduce(commands, reproduces)
     return parser
 
 
@@ -342,6 +359,16 @@ def _add_statement(commands):
     parser = _command(commands, "statement", _statement, "what a saved model guarantees")
     parser.add_argument("file", help="a .keras or .weights.h5 file")
     parser.add_argument("--json", action="store_true", help="the same facts as JSON")
+
+
+def _add_reproduce(commands, is_asked_for):
+    words = "the paper's tables and figures, run again"
+    parser = commands.add_parser("reproduce", help=words, description=f"Makes {words}.", allow_abbrev=False)
+    parser.set_defaults(run=_reproduce, parser=parser)
+    if is_asked_for:  # Its choices are in files that no other command should have to read.
+        from dp2_keras.experiments import command
+
+        command.add_arguments(parser)
 
 
 def _command(commands, name, run, words):

@@ -138,7 +138,7 @@ def test_calibrated_noise_is_what_epsilon_prices(run):
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("", ["{epsilon,calibrate,statement}"]),
+        ("", ["{epsilon,calibrate,statement,reproduce}"]),
         ("price", ["price"]),
         ("epsilon", ["required", "--dataset-size", "--batch-size", "--noise-multiplier"]),
         (f"epsilon {SMALL} --noise-multiplier 1", ["one of the arguments --epochs --steps is required"]),

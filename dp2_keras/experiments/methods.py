@@ -1,0 +1,161 @@
+"""The methods, by name: an optimizer made of hyper-parameters, and the grid they are searched over.
+
+A grid is at least as wide as the paper's (Appendix "Hyperparameters" of arXiv:2212.00309), and finer where
+the paper's has fewer points than a search has runs. `delay` is the task's, in epochs, and becomes steps.
+
+To add a method, add an entry: a function from (hyper-parameters, `Setting`) to an optimizer, and its grid.
+One that needs public examples says which share of the training data, and finds them in the setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dp2_keras import _checks
+from dp2_keras.experiments.tasks import Task
+
+SGD_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100)
+RMSPROP_RATES = (0.0001, 0.0003, 0.001, 0.002, 0.003, 0.006, 0.01, 0.03, 0.1, 0.3, 1, 3)
+DELAYED_RATES = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.3, 1, 3, 5, 10)
+CLIPS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5)
+SCALED_CLIPS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 20)
+EPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+_EVERY_STEP = {"learning_rate": RMSPROP_RATES, "l2_norm_clip": CLIPS, "eps": EPS}
+_TASKS_DELAYS = ()
+_DELAYED = {
+    "learning_rate": DELAYED_RATES,
+    "l2_norm_clip": SCALED_CLIPS,
+    "sgd_learning_rate": SGD_RATES,
+    "sgd_l2_norm_clip": CLIPS,
+    "eps": EPS,
+    "delay": _TASKS_DELAYS,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What an optimizer is told besides its hyper-parameters.
+
+    Attributes:
+        noise_multiplier: sigma.
+        batch_size: B.
+        seed: of the noise and the batches.
+        steps: how many there will be.
+        dataset_size: n, without public examples.
+        public: (x, y) of the public examples, for methods with a `public_fraction`; else None.
+        task: the task's row.
+    """
+
+    noise_multiplier: float
+    batch_size: int
+    seed: int
+    steps: int
+    dataset_size: int
+    public: tuple | None
+    task: Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of the registry.
+
+    Args:
+        build: makes the optimizer.
+        space: for each hyper-parameter the values it is searched over.
+        is_private: whether there is a clip and noise; without, sigma is 0 whatever the setting says.
+        public_fraction: share of the training examples that are public to it, and not trained on.
+    """
+
+    build: Callable[[dict[str, Any], Setting], Any]
+    space: Mapping[str, Sequence[float]]
+    is_private: bool = True
+    public_fraction: float = 0.0
+
+
+def get(name: str) -> Method:
+    """The method of a name.
+
+    Raises:
+        ValueError: if there is none.
+
+    Example:
+    >>> sorted(get("DPSGD").space)
+    ['l2_norm_clip', 'learning_rate']
+    """
+    _checks.one_of(tuple(METHODS), method=name)
+    return METHODS[name]
+
+
+def grid(method: str, task: Task, steps_per_epoch: int, **wider: Sequence[float]) -> dict[str, list]:
+    """The values of each hyper-parameter, in order, delays in steps.
+
+    Args:
+        method: its name.
+        task: for its delays.
+        steps_per_epoch: n // B.
+        **wider: values that take the place of the registry's.
+
+    Returns:
+        Lists by name, without twins.
+
+    Example:
+    >>> from dp2_keras.experiments import tasks
+    >>> grid("DP2RMSprop", tasks.get("synthetic"), 40)["delay"]
+    [4, 10, 20, 40]
+    """
+    space = {**get(method).space, **wider}
+    least = 2 if method.endswith("ExtraQuery") else 1
+    if space.get("delay") == _TASKS_DELAYS:
+        space["delay"] = [max(least, round(epochs * steps_per_epoch)) for epochs in task.delays]
+    return {name: sorted(set(values)) for name, values in space.items()}
+
+
+def _private(name):
+    """The library's optimizer of that name."""
+
+    def build(hyper, setting):
+        import dp2_keras
+
+        shared = dict(noise_multiplier=setting.noise_multiplier, noise_seed=setting.seed)
+        return getattr(dp2_keras, name)(**hyper, **shared)
+
+    return build
+
+
+def _plain(name):
+    """The same without clip and noise. Its batches are those of the seed, too."""
+
+    def build(hyper, setting):
+        import dp2_keras
+
+        free = dict(l2_norm_clip=math.inf, noise_multiplier=0.0, noise_seed=setting.seed)
+        return getattr(dp2_keras, name)(**hyper, **free)
+
+    return build
+
+
+def _without_clips(space):
+    return {name: values for name, values in space.items() if "clip" not in name}
+
+
+METHODS = {
+    "SGD": Method(_plain("DPSGD"), {"learning_rate": SGD_RATES}, is_private=False),
+    "RMSprop": Method(_plain("DPRMSprop"), _without_clips(_EVERY_STEP), is_private=False),
+    "DelayedRMSprop": Method(_plain("DP2RMSprop"), _without_clips(_DELAYED), is_private=False),
+    "DPSGD": Method(_private("DPSGD"), {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS}),
+    "DPRMSprop": Method(_private("DPRMSprop"), _EVERY_STEP),
+    "DPAdagrad": Method(_private("DPAdagrad"), {**_EVERY_STEP, "learning_rate": SGD_RATES}),
+    "DPAdam": Method(_private("DPAdam"), _EVERY_STEP),
+    "DP2RMSprop": Method(_private("DP2RMSprop"), _DELAYED),
+    "DP2Adagrad": Method(_private("DP2Adagrad"), {**_DELAYED, "learning_rate": SGD_RATES}),
+    "DP2Yogi": Method(_private("DP2Yogi"), _DELAYED),
+    "DP2RMSpropExtraQuery": Method(_private("DP2RMSpropExtraQuery"), _DELAYED),
+    "DP2RMSpropNoiseFirst": Method(
+        _private("DP2RMSpropNoiseFirst"),
+        {**_without_clips(_DELAYED), "l2_norm_clip": CLIPS},  # One clip, of gradients as they are.
+    ),
+}

@@ -1,0 +1,177 @@
+"""The report: one Markdown file of all tables and figures that are in a directory.
+
+Each section is made of a summary alone, `<name>.json`. Results stand beside the paper's printed ones, with
+trivial predictors as rows, every epsilon, and how many runs the search for the hyper-parameters took.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+from dp2_keras.experiments import configuration as configurations
+
+_HEAD = """# Experiments of arXiv:2212.00309, run with dp2_keras
+
+Results are mean ± standard deviation over seeds. Train and test metrics are taken on all examples of a
+split, at the end of a run; they are exact figures of the data, not covered by epsilon. **Epsilon does not
+cover a search for hyper-parameters**, ours or the paper's. Seeds make runs repeatable, and so void the
+guarantee of these very runs: epsilon is what the same run costs with secret noise. It is the RDP bound for
+Poisson sampling, one example added or removed. *Edge*: the best value of these hyper-parameters was the
+first or last of its grid.
+"""
+
+
+def write(summary: dict[str, Any], configuration, out: str) -> None:
+    """Writes a summary, its figure, and the report anew.
+
+    Args:
+        summary: of `summary.summarize`.
+        configuration: that it is of.
+        out: the directory.
+    """
+    _replace(os.path.join(out, f"{configuration.name}.json"), json.dumps(summary, indent=1, allow_nan=False))
+    if summary["plot"]:
+        from dp2_keras.experiments import plots
+
+        plots.draw(summary, os.path.join(out, f"{configuration.name}.png"))
+    _replace(os.path.join(out, "report.md"), render(_found(out)))
+
+
+def _found(out):
+    """All summaries in a directory, in the order of their names, tables first."""
+    names = sorted(configurations.names(), key=lambda name: (name not in configurations.names("table"), name))
+    paths = [os.path.join(out, f"{name}.json") for name in names]
+    summaries = []
+    for path in filter(os.path.exists, paths):
+        with open(path, encoding="utf-8") as file:
+            summaries.append(json.load(file))
+    return summaries
+
+
+def _replace(path, text):
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".part", path)
+
+
+def render(summaries: list[dict[str, Any]]) -> str:
+    """The report of some summaries, as Markdown."""
+    return "\n".join([_HEAD, *(line for summary in summaries for line in _section(summary))]) + "\n"
+
+
+def _section(summary):
+    yield f"## {summary['title']}\n\n{summary['source']}. {_effort(summary)}\n"
+    if summary["plot"]:
+        yield f"![{summary['title']}]({summary['name']}.png)\n"
+    for setting in summary["settings"]:
+        yield f"### {setting['label']}\n\n{_conditions(setting)}\n"
+        yield from _table(setting)
+        yield from _errors(setting)
+        yield ""
+    yield f"Versions: {', '.join(f'{name} {number}' for name, number in summary['versions'].items())}.\n"
+
+
+def _effort(summary):
+    seeds = f"{summary['seeds']} seeds" if summary["seeds"] > 1 else "One seed"
+    if not summary["search"]:
+        return f"{seeds}; hyper-parameters as stated, without a search of ours."
+    return (
+        f"{seeds} of the winner of a random search, selected on the training metric, with another "
+        f"seed: at most {summary['search']} runs for each method."
+    )
+
+
+def _conditions(setting):
+    return (
+        f"{setting['task_title']}: {setting['train_size']:,} training and {setting['test_size']:,} test "
+        f"examples, "
+        f"batches of {setting['batch_size']:,}, {setting['epochs']} epochs, delta = {setting['delta']:g}. "
+        f"{setting['metric']}, {'higher' if setting['higher_is_better'] else 'lower'} is better."
+    )
+
+
+def _table(setting):
+    yield "| method | sigma | epsilon | train | test | paper, test | steps | hyper-parameters | search runs |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    reached = _steps_to_reach(setting)
+    for number, result in enumerate(setting["results"]):
+        yield _line(result, reached.get(number))
+    for name, row in setting["trivial"].items():
+        yield f"| *{name}* | – | – | {_number(row['train'])} | {_number(row['test'])} | – | – | – | – |"
+    for name, printed in setting["paper_only"].items():
+        yield f"| {name} | – | – | – | not run here | {_spread(*printed)} | – | – | – |"
+
+
+def _line(result, reached):
+    varied = ", ".join(f"{name} = {value:g}" for name, value in result["varied"].items())
+    cells = [f"{result['method']}{f' ({varied})' if varied else ''}", f"{result['noise_multiplier']:g}"]
+    if result["seeds"]:
+        cells += [_epsilon(result["epsilon"]), _mean(result["train"]), _mean(result["test"])]
+    else:
+        cells += ["–", "–", "all failed" if result["errors"] else "no hyper-parameters: search"]
+    cells.append(_spread(*result["paper"]) if result["paper"] else "–")
+    cells.append((f"{result['steps']:,}" if result["seeds"] else "–") + (reached or ""))
+    if result.get("staleness") is not None:
+        cells[-1] += f" (h(s) = {float(result['staleness']):.2f})"
+    cells += [_hyper(result), _search(result)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _steps_to_reach(setting):
+    """For each result, when it first was as good on test as DP-SGD in the end; if there are curves."""
+    final = [result for result in setting["results"] if result["method"] == "DPSGD" and result["seeds"]]
+    if len(final) != 1 or len(final[0]["curve"]) < 5:
+        return {}
+    sign = 1 if setting["higher_is_better"] else -1
+    target, last = sign * float(final[0]["test"]["mean"]), final[0]["steps"]
+    found = {}
+    for number, result in enumerate(setting["results"]):
+        reached = [p["step"] for p in result.get("curve", []) if sign * float(p["test"]["mean"]) >= target]
+        words = (
+            f"DP-SGD's end reached after {reached[0]:,}, {last / reached[0]:.1f}x"
+            if reached
+            else "never as good as DP-SGD's end"
+        )
+        found[number] = f" ({words})"
+    return found
+
+
+def _search(result):
+    found = result["search"]
+    if found is None:
+        return "0"
+    failed = f", {found['failed']} without a result" if found["failed"] else ""
+    edges = f"; **edge**: {', '.join(found['edges'])}" if found["edges"] else ""
+    return f"{found['runs']}{failed}{edges}"
+
+
+def _hyper(result):
+    if result["hyper"] is None:
+        return "–"
+    words = ", ".join(f"{name} {value:g}" for name, value in result["hyper"].items())
+    return f"{words} ({result['source']})"
+
+
+def _errors(setting):
+    for result in setting["results"]:
+        for error in result["errors"]:
+            yield f"\n{result['method']} failed: {' '.join(error.split())[:300]}"
+
+
+def _mean(spread):
+    return _spread(spread["mean"], spread["deviation"])
+
+
+def _spread(mean, deviation):
+    return _number(mean) if deviation is None else f"{_number(mean)} ± {_number(deviation)}"
+
+
+def _number(value):
+    return f"{float(value):.3f}"
+
+
+def _epsilon(value):
+    return "∞" if math.isinf(float(value)) else f"{float(value):.4f}"

@@ -1,0 +1,162 @@
+"""From a configuration to results: search if asked for, then all seeds, then figures and the report.
+
+    cases -> (candidates -> winner of each case) -> cases x seeds -> summary
+          -> <out>/<name>.{json,csv,png} and <out>/report.md
+
+All rows are in `<out>/runs.jsonl`, whichever table they were made for, so that figures share runs and
+nothing is run twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from typing import Any
+
+from dp2_keras import _checks, accounting
+from dp2_keras.experiments import methods, pool, report, search, summary, tasks
+from dp2_keras.experiments.configuration import Case, Configuration
+from dp2_keras.experiments.runs import Run
+from dp2_keras.experiments.search import Choice
+from dp2_keras.experiments.store import Store
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to reproduce.
+
+    Args:
+        out: the directory of results.
+        data: the directory of the data; None downloads what can be.
+        jobs: processes; None is one for each core.
+        search: candidates for each method; 0 takes the configuration's hyper-parameters.
+        seeds: how many; None is as the configuration says.
+        epochs: instead of the configuration's.
+        retry_failed: run again what failed.
+
+    Raises:
+        ValueError: for a value out of range.
+    """
+
+    out: str
+    data: str | None = None
+    jobs: int | None = None
+    search: int = 0
+    seeds: int | None = None
+    epochs: int | None = None
+    retry_failed: bool = False
+
+    def __post_init__(self):
+        _checks.non_negative_integer(search=self.search)
+        for name in ("jobs", "seeds", "epochs"):
+            if getattr(self, name) is not None:
+                _checks.positive_integer(**{name: getattr(self, name)})
+
+
+def reproduce(configuration: Configuration, options: Options) -> dict[str, Any]:
+    """Runs what is missing of a table or figure, and writes it.
+
+    Args:
+        configuration: what to make.
+        options: where and how.
+
+    Returns:
+        The summary, as in `<out>/<name>.json`.
+
+    Raises:
+        ValueError: for a value out of range, or data that is not there.
+        OSError: if a file cannot be read or written, or another sweep is at work in `out`.
+    """
+    _check_plots(configuration)
+    cases = [_settled(case, options) for case in configuration.cases]
+    with Store(os.path.join(options.out, "runs.jsonl")) as store:
+        chosen = _searched(cases, store, options) if options.search else {}
+        planned = [
+            (case, chosen.get(_problem_of(case)), _runs(case, chosen, configuration, options))
+            for case in cases
+        ]
+        _execute([run for _, _, runs in planned for run in runs], store, options)
+        found = summary.summarize(configuration, planned, store, options)
+    report.write(found, configuration, options.out)
+    return found
+
+
+def _check_plots(configuration):
+    """Before hours of runs, not after."""
+    if configuration.plot is not None:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise RuntimeError("Figures need matplotlib: pip install 'dp2-keras[plots]'.") from error
+
+
+def _settled(case: Case, options: Options) -> Case:
+    """The case with a number for its noise, and the epochs that were asked for."""
+    case = dataclasses.replace(case, epochs=options.epochs or case.epochs)
+    if not methods.get(case.method).is_private:
+        return dataclasses.replace(case, noise_multiplier=0.0)
+    if case.match is None:
+        return case
+    return dataclasses.replace(case, noise_multiplier=_matched(case, options, **case.match))
+
+
+def _matched(case, options, epochs, batch_size, noise_multiplier):
+    """The noise, to four decimals, with which a case costs no more than another setting of the same data."""
+    size, delta = tasks.load(case.task, options.data).size, tasks.get(case.task).delta
+    steps = (options.epochs or epochs) * (size // batch_size)
+    event = accounting.dp_event(noise_multiplier, batch_size / size, steps)
+    target = accounting.epsilon(event, delta)
+    sigma = accounting.calibrate_noise_multiplier(target, delta, size, case.batch_size, case.epochs)
+    return math.ceil(sigma * 1e4) / 1e4
+
+
+def _problem_of(case):
+    """What is searched for once: cases that differ in a varied value share their search."""
+    space = tuple((name, tuple(values)) for name, values in sorted(case.space.items()))
+    return case.task, case.method, case.epochs, case.batch_size, case.noise_multiplier, space
+
+
+def _searched(cases: list[Case], store: Store, options: Options) -> dict[tuple, Choice]:
+    """The winner of each search."""
+    first = {}
+    for case in cases:
+        first.setdefault(_problem_of(case), case)
+    grids = {problem: _grid(case, options) for problem, case in first.items()}
+    points = {problem: search.candidates(grids[problem], options.search) for problem in first}
+    runs = {
+        problem: [_run(first[problem], point, search.SEED) for point in points[problem]] for problem in first
+    }
+    _execute([run for some in runs.values() for run in some], store, options)
+    return {
+        problem: search.choose(
+            store.of([run.key for run in some]), tasks.get(problem[0]).problem, grids[problem], len(some)
+        )
+        for problem, some in runs.items()
+    }
+
+
+def _grid(case, options):
+    steps = tasks.load(case.task, options.data).size // case.batch_size
+    return methods.grid(case.method, tasks.get(case.task), steps, **case.space)
+
+
+def _runs(case, chosen, configuration, options):
+    """The runs of a case, one for each seed; none if there are no hyper-parameters for it."""
+    choice = chosen.get(_problem_of(case))
+    hyper = choice.hyper if choice is not None else None if options.search else case.hyper
+    if hyper is None:
+        return []
+    extra = {"evaluations": configuration.evaluations, "probes": configuration.probes}
+    seeds = range(options.seeds or configuration.seeds)
+    return [_run(case, {**hyper, **case.varied}, seed, **extra) for seed in seeds]
+
+
+def _run(case, hyper, seed, **extra):
+    return Run(
+        case.task, case.method, hyper, seed, case.epochs, case.batch_size, case.noise_multiplier, **extra
+    )
+
+
+def _execute(runs, store, options):
+    pool.execute(runs, store, options.data, jobs=options.jobs, retry_failed=options.retry_failed)

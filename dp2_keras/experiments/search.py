@@ -1,0 +1,113 @@
+"""Random search over a grid, by a training metric.
+
+    candidates = N points of the grid, drawn without replacement by a fixed seed, equally many for each method
+    winner     = the candidate with the best training metric at the end of its run
+
+as in the paper, which selects on training metrics too. Every candidate looks at the private data: EPSILON
+OF THE WINNER DOES NOT COVER THE SEARCH. A winner with a value at the end of its list is flagged: the grid
+should be wider. The search has a seed of its own, so that the seeds that are reported had no part in the
+choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dp2_keras import _checks
+from dp2_keras.experiments.problems import Problem
+
+SEED = 1_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The result of a search.
+
+    Attributes:
+        hyper: the winner's hyper-parameters.
+        runs: how many candidates there were.
+        failed: how many of them failed or ended in NaN.
+        train: the winner's training metric.
+        edges: the hyper-parameters whose value is the first or last of the list.
+    """
+
+    hyper: dict[str, Any]
+    runs: int
+    failed: int
+    train: float
+    edges: tuple[str, ...]
+
+
+def candidates(grid: Mapping[str, Sequence], count: int, seed: str | int = SEED) -> list[dict[str, Any]]:
+    """Draws points of a grid.
+
+    Args:
+        grid: values by name.
+        count: how many points; all of them if there are no more.
+        seed: the same seed draws the same points, on every machine.
+
+    Returns:
+        Dicts, all different.
+
+    Raises:
+        ValueError: for a count that is not positive.
+
+    Example:
+    >>> candidates({"a": [1, 2], "b": [3]}, 5)
+    [{'a': 2, 'b': 3}, {'a': 1, 'b': 3}]
+    """
+    _checks.positive_integer(count=count)
+    total = math.prod(len(values) for values in grid.values())
+    numbers = random.Random(f"dp2_keras search {seed}").sample(range(total), min(count, total))
+    return [_point(grid, number) for number in numbers]
+
+
+def _point(grid, number):
+    point = {}
+    for name, values in sorted(grid.items()):
+        number, index = divmod(number, len(values))
+        point[name] = values[index]
+    return point
+
+
+def choose(
+    rows: Sequence[Mapping], problem: Problem, grid: Mapping[str, Sequence], runs: int
+) -> Choice | None:
+    """The best of the candidates that ran.
+
+    Args:
+        rows: those that are done.
+        problem: says which metric is better.
+        grid: that they were drawn from.
+        runs: how many candidates there were.
+
+    Returns:
+        The `Choice`; None if no candidate has a metric.
+    """
+    best, kept = None, 0
+    for row in rows:
+        value = float(row["curve"][-1]["train"])
+        kept += not math.isnan(value)
+        if not math.isnan(value) and (best is None or problem.is_better(value, best[0])):
+            best = (value, row["hyper"])
+    if best is None:
+        return None
+    return Choice(best[1], runs, runs - kept, best[0], edges(best[1], grid))
+
+
+def edges(hyper: Mapping[str, Any], grid: Mapping[str, Sequence]) -> tuple[str, ...]:
+    """The hyper-parameters with a value at an end of its list.
+
+    Example:
+    >>> edges({"eps": 1e-7, "delay": 2}, {"eps": [1e-7, 1e-5, 1e-3], "delay": [1, 2, 3]})
+    ('eps',)
+    """
+    return tuple(
+        name
+        for name, values in sorted(grid.items())
+        if len(values) > 1 and hyper[name] in (min(values), max(values))
+    )

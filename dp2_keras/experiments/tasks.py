@@ -1,0 +1,200 @@
+"""The tasks, by name: where the data is, what model is trained on it, and the paper's setting.
+
+`--data DIR` holds `imdb.npz`, `movielens-100k/u.data` and `stackoverflow.npz` (a prepared file); without it
+the first two are downloaded. The synthetic reviews need no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from dp2_keras import _checks, data
+from dp2_keras.experiments import problems
+
+CONVEX_DELAYS = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4)
+FACTOR_DELAYS = (0.1, 0.5, 1, 3, 10, 25, 40)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Training and test examples: pairs (x, y), x a sparse matrix or a tuple of columns."""
+
+    train: tuple
+    test: tuple
+
+    @property
+    def size(self) -> int:
+        """The number of training examples."""
+        return len(self.train[1])
+
+    def split(self, public_fraction: float) -> tuple[Data, tuple | None]:
+        """Takes the first training examples out, as public ones; None for a fraction of 0."""
+        count = round(public_fraction * self.size)
+        if not count:
+            return self, None
+        return Data(_rows(self.train, count, None), self.test), _rows(self.train, 0, count)
+
+
+def _rows(pair, start, stop):
+    x, y = pair
+    cut = slice(start, stop)
+    return (tuple(column[cut] for column in x) if isinstance(x, tuple) else x[cut]), y[cut]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A row of the registry.
+
+    Args:
+        title: for people.
+        load: from the `--data` directory, or None, to `Data`.
+        model: from `Data` to a Keras model.
+        problem: loss, metric and trivial predictors.
+        batch_size, epochs, noise_multiplier, delta: the paper's, or ours where it has none.
+        delays: the grid of s, in epochs.
+    """
+
+    title: str
+    load: Callable[[str | None], Data]
+    model: Callable[[Data], Any]
+    problem: problems.Problem
+    batch_size: int
+    epochs: int
+    noise_multiplier: float
+    delta: float
+    delays: tuple[float, ...] = CONVEX_DELAYS
+
+
+def get(name: str) -> Task:
+    """The task of a name.
+
+    Raises:
+        ValueError: if there is none.
+
+    Example:
+    >>> get("imdb").epochs
+    100
+    """
+    _checks.one_of(tuple(TASKS), task=name)
+    return TASKS[name]
+
+
+@functools.lru_cache(maxsize=8)
+def load(name: str, directory: str | None = None) -> Data:
+    """The data of a task, which stays in memory.
+
+    Raises:
+        ValueError: if there is no such task, or it needs a directory.
+        OSError: if a file cannot be read.
+    """
+    return get(name).load(directory)
+
+
+# Data.
+
+
+def _imdb(features):
+    def load(directory):
+        return Data(*data.imdb(directory and os.path.join(directory, "imdb.npz"), features=features))
+
+    return load
+
+
+def _movielens(centre):
+    def load(directory):
+        parts = data.movielens(directory and os.path.join(directory, "movielens-100k"))
+        return Data(*[((users[:, None], items[:, None]), y - centre) for (users, items), y in parts])
+
+    return load
+
+
+def _stackoverflow(features):
+    def load(directory):
+        if directory is None:
+            _checks.fail("the directory of a prepared stackoverflow.npz (see BUILD.md)", data=directory)
+        return Data(*data.stackoverflow(os.path.join(directory, "stackoverflow.npz"), features=features))
+
+    return load
+
+
+def _synthetic(directory):
+    import scipy.sparse
+
+    del directory  # It is drawn, from a fixed seed.
+    parts = data.synthetic_reviews(num_train=2_000, num_test=1_000, vocabulary_size=1_000)
+    return Data(*[(scipy.sparse.csr_matrix(x), y) for x, y in parts])
+
+
+# Models.
+
+
+def _linear(outputs):
+    def model(examples):
+        from dp2_keras.experiments import models
+
+        return models.linear(examples.train[0].shape[1], outputs)
+
+    return model
+
+
+def _model(name, *arguments):
+    def model(examples):
+        from dp2_keras.experiments import models
+
+        del examples
+        return getattr(models, name)(*arguments)
+
+    return model
+
+
+def _reviews(title, features):
+    return Task(title, _imdb(features), _linear(1), problems.Binary(), 64, 100, 1.0, 1e-5)
+
+
+def _tags(title, features):
+    delays = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
+    return Task(title, _stackoverflow(features), _linear(500), problems.Classes(), 64, 50, 1.0, 1e-6, delays)
+
+
+_RATINGS = dict(problem=problems.Ratings(), epochs=50, noise_multiplier=0.5, delta=1e-6)
+
+TASKS = {
+    "imdb": _reviews("IMDB, words present", "binary"),
+    "imdb-counts": _reviews("IMDB, word counts", "counts"),
+    "imdb-tfidf": _reviews("IMDB, tf-idf (weights fitted on the training reviews)", "tfidf"),
+    "stackoverflow-subset": _tags("Stack Overflow, a prepared subset, words present", "binary"),
+    "stackoverflow-subset-frequencies": _tags(
+        "Stack Overflow, a prepared subset, frequencies", "frequencies"
+    ),
+    "movielens": Task(
+        "MovieLens-100k, the paper's factors",
+        _movielens(0.0),
+        _model("factors", 100),
+        batch_size=64,
+        delays=FACTOR_DELAYS,
+        **_RATINGS,
+    ),
+    "movielens-biases": Task(
+        "MovieLens-100k less 3.5, user and item biases",
+        _movielens(3.5),
+        _model("biases"),
+        batch_size=2000,
+        delays=FACTOR_DELAYS,
+        **_RATINGS,
+    ),
+    "movielens-factors": Task(
+        "MovieLens-100k less 3.5, biases and 8 factors",
+        _movielens(3.5),
+        _model("biases", 8),
+        batch_size=2000,
+        delays=FACTOR_DELAYS,
+        **_RATINGS,
+    ),
+    "synthetic": Task(
+        "Synthetic reviews", _synthetic, _linear(1), problems.Binary(), 50, 6, 1.0, 1e-4, (0.1, 0.25, 0.5, 1)
+    ),
+}
