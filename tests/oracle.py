@@ -62,6 +62,21 @@ def extra_query(gradients, w, batches, *, rule, s, lr, lr_sgd, clip_norm, clip_s
     return np.array(path)
 
 
+def noise_floor(gradients, w, batches, *, delay, lr, clip_norm, batch_size, sigma, noise):
+    """DP² whose scale is relative to the noise."""
+    nu2, u, squares, path = (sigma * clip_norm / batch_size) ** 2, np.zeros_like(w), [], [w]
+    for t, batch in enumerate(batches):
+        d = np.sqrt(nu2 / (u + nu2))
+        total = sum([clip(d * g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
+        g = (total + sigma * clip_norm * noise[t]) / batch_size
+        squares.append((g**2 - nu2) / d**2)
+        if t % delay == 0:
+            u = np.maximum(np.mean(squares, axis=0), 0)
+        w = w - lr * g
+        path.append(w)
+    return np.array(path)
+
+
 def vanilla(gradients, w, batches, *, rule, lr, clip_norm, batch_size, eps=0.0, rho=0.9, beta_1=0.0,
             debias=False, sigma=0.0, noise=None):  # fmt: skip
     """DP-SGD (rule None), and noise-then-scale with v refreshed before use."""

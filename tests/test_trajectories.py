@@ -124,6 +124,20 @@ def test_ablations_equal_the_oracle(data, rule, sigma):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("delay", [1, 4])
+def test_the_noise_floor_equals_the_oracle(data, delay):
+    x, y = data
+    optimizer = dp2.DP2NoiseFloor(0.2, 0.8, 0.1, delay=delay, expected_batch_size=BATCH, noise_seed=3)
+    model = logistic_model(FEATURES, optimizer)
+    ours = train(model, x, y, batches(13))
+    expected = oracle.noise_floor(
+        oracle.logistic_gradients(x, y), np.zeros(FEATURES + 1), batches(13), delay=delay, lr=0.2,
+        clip_norm=0.8, batch_size=BATCH, sigma=0.1, noise=standard_normals(3, 13),
+    )  # fmt: skip
+    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+    assert max(np.max(v) for v in optimizer.second_moments().values()) > optimizer._floor  # It scales.
+
+
 VANILLA = {
     "sgd": (dp2.DPSGD, {}, dict(rule=None)),
     "rmsprop": (dp2.DPRMSprop, dict(rho=0.8, eps=1e-3), dict(rule="rmsprop", rho=0.8, eps=1e-3)),

@@ -10,6 +10,7 @@ from dp2_keras.optimizers.base import PrivateOptimizer
 from dp2_keras.optimizers.dp2 import DP2Adagrad, DP2RMSprop, DP2Yogi
 from dp2_keras.optimizers.dp_adaptive import DPAdagrad, DPAdam, DPRMSprop
 from dp2_keras.optimizers.dp_sgd import DPSGD
+from dp2_keras.optimizers.noise_floor import DP2NoiseFloor
 from dp2_keras.optimizers.public import PDADPMD, AdaDPSAdagrad, AdaDPSRMSprop
 from dp2_keras.optimizers.public_subspace import DPAdagradPublicSubspace
 
@@ -19,6 +20,7 @@ __all__ = [
     "DP2Adagrad",
     "DP2AdagradExtraQuery",
     "DP2AdagradNoiseFirst",
+    "DP2NoiseFloor",
     "DP2RMSprop",
     "DP2RMSpropExtraQuery",
     "DP2RMSpropNoiseFirst",
