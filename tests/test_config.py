@@ -85,7 +85,7 @@ def test_a_changed_rate_is_in_the_config(name):
     optimizer = optimizer_of(name, learning_rate=0.125)
     optimizer.learning_rate = 0.5
     assert optimizer.get_config()["learning_rate"] == 0.5
-    if name.startswith("DP2"):
+    if "sgd_learning_rate" in OPTIMIZERS[name]:
         optimizer.sgd_learning_rate = 2.0
         assert optimizer.get_config()["sgd_learning_rate"] == 2.0
 
