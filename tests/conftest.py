@@ -1,5 +1,6 @@
 """Shared by all tests: one way to make logistic regression, and where the real data is."""
 
+import gc
 import json
 import os
 import pathlib
@@ -39,6 +40,8 @@ def golden():
 def _fresh_keras(request):
     if hasattr(getattr(request, "module", None), "keras"):  # Else the test has nothing to do with it.
         keras.backend.clear_session()
+        gc.collect()
+        gc.freeze()  # TensorFlow frees no graph, and to look through hundreds of them takes seconds.
         keras.utils.set_random_seed(0)
 
 
