@@ -54,9 +54,7 @@ def fast(model, loss, workload):
         keras.layers.MultiHeadAttention, multi_head_attention.multi_head_attention_layer_computation
     )
     if not gradient_clipping_utils.all_trainable_layers_are_registered(model, registry):
-        raise NotImplementedError(
-            "A layer is not in TF Privacy's registry, so DPModel would not clip by norms."
-        )
+        raise ValueError("A layer is not in TF Privacy's registry, so DPModel would not clip by norms.")
     return dpmodel(model, loss, workload, registry)
 
 

@@ -70,8 +70,9 @@ def check_step(model, loss_owner, data) -> None:
         data: (x, y, sample_weight), structures of tensors.
 
     Raises:
-        ValueError: naming the variable or layer.
+        ValueError: naming the variable or layer, and if TensorFlow is told to take assertions out.
     """
+    _check_assertions()
 
     def step(data):
         x, y, sample_weight = data
@@ -237,6 +238,15 @@ def check_equal_length(tensors) -> None:
                 "Inputs, labels and sample weights must have one row per example. Received: shapes "
                 f"{[tuple(t.shape) for t in tensors]}"
             )
+
+
+def _check_assertions():
+    if tf.config.optimizer.get_experimental_options().get("debug_stripper"):
+        raise ValueError(
+            "`debug_stripper` must be off, which takes out the assertions by which a step is refused: "
+            'tf.config.optimizer.set_experimental_options({"debug_stripper": False}). Received: '
+            "debug_stripper=True"
+        )
 
 
 def check_stock_model(model, data) -> None:

@@ -221,6 +221,21 @@ def test_each_of_two_releases_has_its_own_sensitivity():
         assert 0 < np.linalg.norm(change[6:]) <= 2.0 * ROUNDING
 
 
+def test_neighbours_differ_by_at_most_the_clip_norm_under_a_scale_relative_to_the_noise():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 5)).astype(np.float32) * 50, (rng.random((8, 1)) < 0.5).astype(np.float32)
+    model = logistic_model(5, dp2.DP2NoiseFloor(0.1, 0.3, 0.05, delay=1, expected_batch_size=8, noise_seed=1))
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    scale = model.optimizer._scale(model.trainable_variables[0]).numpy()
+    assert 0 < scale.min() < 0.5 and scale.max() <= 1
+    clipped_sum = clipping(model)
+    for i in range(8):
+        others = np.arange(8) != i
+        change = clipped_sum(x, y)[0] - clipped_sum(x[others], y[others])[0]
+        assert 0 < np.linalg.norm(change) <= 0.3 * ROUNDING
+
+
 def test_each_of_two_releases_has_its_own_noise():
     model = dp2.DP2Sequential([keras.Input((1,)), Wide()])
     optimizer = dp2.DP2AdagradExtraQuery(

@@ -228,6 +228,16 @@ def test_two_plain_models_are_two_histories(tmp_path):
     assert steps == 20
 
 
+@pytest.mark.parametrize("make", [plain, lambda: private(layers.Dense(1))], ids=["plain", "private"])
+def test_no_step_without_the_assertions_that_refuse_one(make):
+    tf.config.optimizer.set_experimental_options({"debug_stripper": True})
+    try:
+        with pytest.raises(ValueError, match="`debug_stripper` must be off"):
+            fit(make())
+    finally:
+        tf.config.optimizer.set_experimental_options({"debug_stripper": False})
+
+
 def test_a_plain_step_while_a_private_fit_runs_is_refused():
     model = plain()
     wrapped = dp2.make_private(model)

@@ -10,13 +10,15 @@ computed here, not by Keras: the product of a sparse matrix and a kernel takes m
 
 from __future__ import annotations
 
+import abc
+
 import numpy as np
 import scipy.special
 
 _ROWS_AT_ONCE = 10_000
 
 
-class Problem:
+class Problem(abc.ABC):
     """Base class.
 
     Attributes:
@@ -27,17 +29,17 @@ class Problem:
     metric = "accuracy"
     higher_is_better = True
 
+    @abc.abstractmethod
     def loss(self):
         """The Keras loss to train with."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def scores(self, model, x, y) -> dict[str, float]:
         """The metric and the loss of a model on all rows: {"metric": ..., "loss": ...}."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def trivial(self, train, test) -> dict[str, dict[str, float]]:
         """Predictors that a model must beat, by name: their metric on "train" and on "test"."""
-        raise NotImplementedError
 
     def is_better(self, value: float, other: float) -> bool:
         """Whether one value of the metric is better than another; NaN is worse than all."""

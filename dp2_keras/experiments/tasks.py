@@ -162,6 +162,13 @@ def _tags(title, features):
 
 _RATINGS = dict(problem=problems.Ratings(), epochs=50, noise_multiplier=0.5, delta=1e-6)
 
+
+def _centred(title, *factors):
+    """Ratings less a public 3.5, by biases."""
+    title, model = f"MovieLens-100k less 3.5, {title}", _model("biases", *factors)
+    return Task(title, _movielens(3.5), model, batch_size=2000, delays=FACTOR_DELAYS, **_RATINGS)
+
+
 TASKS = {
     "imdb": _reviews("IMDB, words present", "binary"),
     "imdb-counts": _reviews("IMDB, word counts", "counts"),
@@ -178,22 +185,8 @@ TASKS = {
         delays=FACTOR_DELAYS,
         **_RATINGS,
     ),
-    "movielens-biases": Task(
-        "MovieLens-100k less 3.5, user and item biases",
-        _movielens(3.5),
-        _model("biases"),
-        batch_size=2000,
-        delays=FACTOR_DELAYS,
-        **_RATINGS,
-    ),
-    "movielens-factors": Task(
-        "MovieLens-100k less 3.5, biases and 8 factors",
-        _movielens(3.5),
-        _model("biases", 8),
-        batch_size=2000,
-        delays=FACTOR_DELAYS,
-        **_RATINGS,
-    ),
+    "movielens-biases": _centred("user and item biases"),
+    "movielens-factors": _centred("biases and 8 factors", 8),
     "synthetic": Task(
         "Synthetic reviews", _synthetic, _linear(1), problems.Binary(), 50, 6, 1.0, 1e-4, (0.1, 0.25, 0.5, 1)
     ),

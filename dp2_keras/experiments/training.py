@@ -72,6 +72,7 @@ def _forget_models():
     """Thousands of runs share a process."""
     keras.backend.clear_session()
     gc.collect()
+    gc.freeze()  # TensorFlow frees no graph, and to look through all of them takes longer with each.
 
 
 def _compiled(run, data, setting, one_by_one):
