@@ -34,7 +34,7 @@ class ExamplePass:
     def __init__(self, model, variables, data, unroll=False):
         self.model, self.unroll = model, unroll
         self._sources = [_keras.native(v) for v in variables]
-        self._data = tf.nest.map_structure(_as_tensor, data)
+        self._data = tf.nest.map_structure(as_tensor, data)
         self.tensors = [t for t in tf.nest.flatten(self._data) if t is not None]
         self.leaves = [t for t in self.tensors if not _is_sparse(t)]
 
@@ -127,7 +127,8 @@ class ExamplePass:
             yield
 
 
-def _as_tensor(value):
+def as_tensor(value):
+    """A part of the data as a tensor; a sparse one, and none, as it is."""
     return value if value is None or _is_sparse(value) else tf.convert_to_tensor(value)
 
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from dp2_keras import _checks, _keras, methods, per_example, validation, xla
 from dp2_keras.accounted import AccountedTraining
 from dp2_keras.diagnostics import Diagnostics
-from dp2_keras.example_pass import ExamplePass
+from dp2_keras.example_pass import ExamplePass, as_tensor
 from dp2_keras.optimizers import PrivateOptimizer
 from dp2_keras.privatizer import ClippingQuery
 from dp2_keras.public_data import NOT_LOADED, PublicGradients, held_for
@@ -135,8 +135,6 @@ class PrivateTraining(AccountedTraining):
         if config["optimizer"].public_gradients is not None:
             options["public_data"] = NOT_LOADED
         self.compile(**config, **options)
-        if self.built:
-            self.optimizer.build(self.trainable_variables)
 
     def load_weights(self, *args, **kwargs):
         """Loads weights as in Keras, and the optimizer's state if the file has it."""
@@ -162,7 +160,7 @@ class PrivateTraining(AccountedTraining):
             The log, as Keras's own step returns it, and the diagnostics.
         """
         try:
-            data = tf.nest.map_structure(_as_tensor, keras.utils.unpack_x_y_sample_weight(data))
+            data = tf.nest.map_structure(as_tensor, keras.utils.unpack_x_y_sample_weight(data))
             self._check_step(data)
             self._traced_constants = self._constants()
             with tf.control_dependencies(_parts(data)):  # No batch, no step.
@@ -307,10 +305,6 @@ class PrivateTraining(AccountedTraining):
         super().reset_metrics()
         if self._diagnostics is not None:
             self._diagnostics.reset()
-
-
-def _as_tensor(value):
-    return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
 
 
 def _parts(data):

@@ -47,7 +47,7 @@ def clipped_sum(
     """Answers a clipping query over a batch.
 
     Args:
-        strategy: `vectorized` or `loop`: (gradient_fn, query, chunk, mask) to
+        strategy: `ghost`, `vectorized` or `loop`: (gradient_fn, query, chunk, mask) to
             (summed values, norms, outputs).
         gradient_fn: maps one example to (gradients, outputs). Gradients are one dense
             tensor per variable of the query.

@@ -16,16 +16,32 @@ from dp2_keras.per_example.layers.patches import Window, size_of
 from dp2_keras.per_example.layers.registry import LayerKind
 
 
-class Convolution(Contribution):
-    """The kernel's gradients, from inputs [n, *space, in] and d [n, *positions, out]."""
+class OverWindow(Contribution):
+    """A kernel's gradients, from inputs [n, *space, in] and d [n, *positions, out]."""
 
     def __init__(self, window, inputs, d, shape):
         super().__init__([inputs, d], shape)
-        self.window, self.groups = window, inputs.shape[-1] // shape[-2]
+        self.window = window
+
+    def patches(self, inputs, d):
+        """[n, positions, offsets, in]: what the kernel sees at each position."""
+        positions = [size_of(d, axis) for axis in range(1, d.shape.rank - 1)]
+        return self.window.patches(inputs, positions)
+
+    def elements(self):
+        seen = self.operands[1].shape[1:-1].num_elements() or 0
+        return math.prod(self.shape) + seen * self.window.count * self.operands[0].shape[-1]
+
+
+class Convolution(OverWindow):
+    """The gradients of a kernel [*size, in / groups, out]."""
+
+    def __init__(self, window, inputs, d, shape):
+        super().__init__(window, inputs, d, shape)
+        self.groups = inputs.shape[-1] // shape[-2]
 
     def gradients(self, inputs, d):
-        positions = [size_of(d, axis) for axis in range(1, d.shape.rank - 1)]
-        patches = self.window.patches(inputs, positions)  # [n, positions, offsets, in]
+        patches = self.patches(inputs, d)
         d = tf.reshape(d, [tf.shape(d)[0], size_of(patches, 1), self.shape[-1]])
         product = _product if self.groups == 1 else self._grouped_product
         return tf.reshape(product(patches, d), [-1, *self.shape])
@@ -37,10 +53,6 @@ class Convolution(Contribution):
         d = tf.reshape(d, [*front, groups, self.shape[-1] // groups])
         product = tf.matmul(patches, tf.transpose(d, [0, 2, 1, 3]))  # [n, groups, offsets * in, out]
         return tf.transpose(product, [0, 2, 1, 3])
-
-    def elements(self):
-        seen = self.operands[1].shape[1:-1].num_elements() or 0
-        return math.prod(self.shape) + seen * self.window.count * self.operands[0].shape[-1]
 
 
 def _product(patches, d):

@@ -3,34 +3,22 @@
 g_W[k, c, m] = sum_p patch[p, k, c] d_p[c, m],    g_b = sum_p d_p
 """
 
-import math
-
 import tensorflow as tf
 
 from dp2_keras import _keras
-from dp2_keras.per_example.contributions import Contribution
 from dp2_keras.per_example.layers import conv, sums
 from dp2_keras.per_example.layers.patches import Window, size_of
 from dp2_keras.per_example.layers.registry import LayerKind
 
 
-class DepthwiseConvolution(Contribution):
-    """The kernel's gradients, from inputs [n, *space, c] and d [n, *positions, c * m]."""
-
-    def __init__(self, window, inputs, d, shape):
-        super().__init__([inputs, d], shape)
-        self.window = window
+class DepthwiseConvolution(conv.OverWindow):
+    """The gradients of a kernel [*size, c, m]."""
 
     def gradients(self, inputs, d):
-        positions = [size_of(d, axis) for axis in range(1, d.shape.rank - 1)]
-        patches = self.window.patches(inputs, positions)
+        patches = self.patches(inputs, d)
         d = tf.reshape(d, [tf.shape(d)[0], size_of(patches, 1), *self.shape[-2:]])
         product = tf.matmul(tf.transpose(patches, [0, 3, 2, 1]), tf.transpose(d, [0, 2, 1, 3]))
         return tf.reshape(tf.transpose(product, [0, 2, 1, 3]), [-1, *self.shape])
-
-    def elements(self):
-        seen = self.operands[1].shape[1:-1].num_elements() or 0
-        return math.prod(self.shape) + seen * self.window.count * self.operands[0].shape[-1]
 
 
 def contributions(layer, inputs, d):
