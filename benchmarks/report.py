@@ -16,10 +16,10 @@ import workloads
 
 METHOD = """\
 One process for each contender trains the same made-up data at the same batch size. The processes of a
-workload are alive at once and take turns of 20 steps, of which the first 5 are not timed, {rounds} turns
-each, after they have compiled and warmed up; so a slow minute of the machine slows all of them. Where a step
-takes a large part of a second, a turn has 4 steps, the first not timed. Contenders marked * took gigabytes:
-they ran alone, in turns of 4 steps.
+workload are alive at once and take turns, {rounds} each, after they have compiled and warmed up (160 steps,
+or five seconds); so a slow minute of the machine slows all of them. A turn has epochs of 20 steps, of which
+the first 5 are not timed, until half a second is timed. Where a step takes a large part of a second, an epoch
+has 4 steps, the first not timed. Contenders marked * took gigabytes: they ran alone, in epochs of 4 steps.
 
 Figures are medians over turns, with quartiles in brackets. A step ends when its parameters are new, and
 it includes taking the batch from the data. Peak memory is that of the whole process: interpreter,

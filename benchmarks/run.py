@@ -182,7 +182,7 @@ def arguments():
     )
     parser.add_argument("--contenders", nargs="+", default=[c.name for c in contenders.CONTENDERS])
     parser.add_argument("--environments", type=pathlib.Path, default=pathlib.Path(".venv"))
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("results.json"))
     parser.add_argument("--again", action="store_true", help="measure what the file already holds")
     return parser.parse_args()
