@@ -6,7 +6,7 @@ PIP = pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?= -m "not slow"
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-slow test-modern test-classic bench lint format clean
+.PHONY: demo test test-slow test-modern test-classic bench mutants kills soak lint format clean
 
 demo: $(VENV)/demo/ready
 	$(VENV)/demo/bin/python examples/demo.py
@@ -27,6 +27,14 @@ bench: $(VENV)/modern/ready $(VENV)/classic/ready $(VENV)/torch/ready $(VENV)/ja
 	mkdir -p $(dir $(BENCH_RESULTS)) docs
 	$(VENV)/modern/bin/python benchmarks/run.py --environments $(VENV) --output $(BENCH_RESULTS)
 	$(VENV)/modern/bin/python benchmarks/report.py $(BENCH_RESULTS) docs/benchmarks.md
+
+# Bugs that break privacy, put into a copy of the code one at a time; see tests/mutants/catalogue.py.
+mutants: $(VENV)/modern/ready
+	$(VENV)/modern/bin/python tests/mutants/run.py --output docs/mutants.md
+
+# Training killed at random moments, and a million steps: half an hour each.
+kills soak: $(VENV)/modern/ready
+	$(VENV)/modern/bin/python tests/campaigns/$@.py --output docs/$@.md
 
 lint: $(VENV)/modern/ready
 	$(VENV)/modern/bin/ruff check .

@@ -22,8 +22,18 @@ setup(
     install_requires=["tensorflow>=2.14", "dp-accounting>=0.4.3", "attrs", "numpy", "scipy"],
     extras_require={
         "plots": ["matplotlib"],
+        "secure": ["cryptography"],
         "tf-privacy": ["tensorflow-privacy==0.9.0"],
-        "dev": ["pytest", "pytest-xdist", "hypothesis", "scipy", "matplotlib", "tensorboard", "ruff"],
+        "dev": [
+            "pytest",
+            "pytest-xdist",
+            "hypothesis",
+            "scipy",
+            "matplotlib",
+            "tensorboard",
+            "cryptography",
+            "ruff",
+        ],
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

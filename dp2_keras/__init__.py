@@ -20,6 +20,7 @@ __version__ = "0.2.0.dev0"
 
 _MODULES = {
     "accounting": "calibrate_noise_multiplier default_delta",
+    "auditing": "Audit audit",
     "callbacks": "PrivacyBudget",
     "errors": "BudgetExhaustedError NonPrivateUpdateError",
     "ledger": "Ledger",

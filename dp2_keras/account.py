@@ -16,8 +16,9 @@ import os
 import secrets
 from collections.abc import Iterable
 
+from dp2_keras.entries import Entry, Mechanism, ShuffledSampling, UnknownSampling
 from dp2_keras.errors import BudgetExhaustedError
-from dp2_keras.ledger import Entry, Ledger, Mechanism, ShuffledSampling, UnknownSampling
+from dp2_keras.ledger import Ledger
 from dp2_keras.ledger_file import LedgerFile
 from dp2_keras.meter import UNLIMITED, Meter
 

@@ -18,7 +18,8 @@ import tensorflow as tf
 from dp2_keras import _keras, accounting, fitting, validation
 from dp2_keras.account import Account, Budget, common_account, note_account, noted_accounts
 from dp2_keras.callbacks import FitAccount, PrivacyBudget
-from dp2_keras.ledger import LEDGER_NAME, Ledger, PoissonSampling, UnknownSampling
+from dp2_keras.entries import PoissonSampling, UnknownSampling
+from dp2_keras.ledger import LEDGER_NAME, Ledger
 from dp2_keras.statement import Statement, statement
 
 keras = _keras.keras

@@ -3,12 +3,13 @@
     dp2 epsilon --dataset-size 25000 --batch-size 64 --epochs 100 --noise-multiplier 1.0 --delta 1e-5
     dp2 calibrate --target-epsilon 3.0 --dataset-size 25000 --batch-size 64 --epochs 100
     dp2 statement model.keras
+    dp2 audit model.keras --batch-size 64
     dp2 reproduce --table main --quick
 
 It starts without TensorFlow. Of a model file it reads the ledger's bytes and nothing else: no layer is
-built and no code of the file runs. `reproduce` is `dp2_keras.experiments`, imported when it is asked for.
-Exit status: 0, or 2 for wrong arguments, or 1 for a file without a readable ledger, or a sweep that cannot
-go on.
+built and no code of the file runs. `audit` and `reproduce` train, and load TensorFlow when they are asked
+for. Exit status: 0, or 2 for wrong arguments, or 1 for a file without a readable ledger, a claim that an
+audit refutes, or a sweep that cannot go on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from collections.abc import Sequence
 
 import dp2_keras
 from dp2_keras import _checks, accounting
-from dp2_keras.ledger import LEDGER_NAME, Entry, Ledger, Mechanism, PoissonSampling, ShuffledSampling
+from dp2_keras.entries import Entry, Mechanism, PoissonSampling, ShuffledSampling
+from dp2_keras.ledger import LEDGER_NAME, Ledger
 from dp2_keras.statement import ACCOUNTANTS, NEIGHBORS, Statement, round_up, statement
 
 WEIGHTS = "model.weights.h5"
@@ -240,6 +242,18 @@ def _reproduce(arguments):
         raise CommandError(error) from error
 
 
+def _audit(arguments):
+    from dp2_keras.auditing import command
+
+    try:
+        found = command.run(arguments)
+    except OSError as error:
+        raise CommandError(error) from error
+    if not found.passed:
+        raise CommandError(found)
+    return str(found)
+
+
 def _stated(ledger, arguments) -> Statement:
     return statement(ledger, arguments.delta, accountant=arguments.accountant, neighbors=arguments.neighbors)
 
@@ -329,10 +343,11 @@ class _Parser(argparse.ArgumentParser):
 def _parser(reproduces=False):
     parser = _Parser(prog="dp2", description="Differentially private training: costs and guarantees.")
     parser.add_argument("--version", action="version", version=_version())
-    commands = parser.add_subparsers(metavar="{epsilon,calibrate,statement,reproduce}", required=True)
+    commands = parser.add_subparsers(metavar="{epsilon,calibrate,statement,audit,reproduce}", required=True)
     _add_epsilon(commands)
     _add_calibrate(commands)
     _add_statement(commands)
+    _add_audit(commands)
     _add_reproduce(commands, reproduces)
     return parser
 
@@ -359,6 +374,21 @@ def _add_statement(commands):
     parser = _command(commands, "statement", _statement, "what a saved model guarantees")
     parser.add_argument("file", help="a .keras or .weights.h5 file")
     parser.add_argument("--json", action="store_true", help="the same facts as JSON")
+
+
+def _add_audit(commands):
+    words = "how much privacy the training step of a saved model loses at least, measured"
+    parser = commands.add_parser("audit", help=words, description=f"Prints {words}.", allow_abbrev=False)
+    parser.set_defaults(run=_audit, parser=parser)
+    parser.add_argument("file", help="a .keras file of a compiled private model")
+    parser.add_argument("--batch-size", type=int, required=True, help="B, the expected batch size")
+    parser.add_argument(
+        "--epochs", type=int, default=1, help="passes over the canaries (default: %(default)s)"
+    )
+    parser.add_argument("--num-canaries", type=int, default=1000, help="default: %(default)s")
+    parser.add_argument("--confidence", type=float, default=0.95, help="default: %(default)s")
+    parser.add_argument("--delta", type=float, help="above 0 and below 1 (default: a power of ten)")
+    parser.add_argument("--plot", metavar="FILE", help="draws the canaries' scores")
 
 
 def _add_reproduce(commands, is_asked_for):

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from dp2_keras import _checks
-from dp2_keras.ledger import Entry, PoissonSampling, ShuffledSampling
+from dp2_keras.entries import Entry, PoissonSampling, ShuffledSampling
 from dp2_keras.rows import Rows, is_arrays
 from dp2_keras.sampling import PoissonSampler, dataset_of, known_sampling
 

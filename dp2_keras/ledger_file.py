@@ -19,7 +19,8 @@ import json
 import os
 
 from dp2_keras import _checks
-from dp2_keras.ledger import Entry, Ledger, Mechanism
+from dp2_keras.entries import Entry, Mechanism
+from dp2_keras.ledger import Ledger
 
 try:
     import fcntl
@@ -45,7 +46,7 @@ class LedgerFile:
 
     Example:
     >>> import tempfile
-    >>> from dp2_keras.ledger import PoissonSampling
+    >>> from dp2_keras.entries import PoissonSampling
     >>> path = os.path.join(tempfile.mkdtemp(), "ledger.jsonl")
     >>> with LedgerFile(path) as file:
     ...     file.reserve(Mechanism("DPSGD", (1.0,), (1.0,)), PoissonSampling(25_000, 64), steps=390)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from dp2_keras.ledger import MAX_STEPS as UNLIMITED
+from dp2_keras.entries import MAX_STEPS as UNLIMITED
 
 _CLOSED = (
     "This step is not one that the model's account counts, so it was not taken: train with `fit` or "

@@ -75,6 +75,8 @@ class NoiseSource:
     TensorShape([2, 3])
     """
 
+    is_on_grid = False  # Whether sums are put on a grid before they are released; see `secure_noise.py`.
+
     def __init__(self, seed: int | None = None):
         self.seed, self.ticket = seed, next(_TICKETS)
         with tf.init_scope():
@@ -92,11 +94,7 @@ class NoiseSource:
         self, shape, draw: tf.Tensor, *, stream: int, variable: int = 0, dtype: tf.DType = tf.uint32
     ) -> tf.Tensor:
         """uint32 or uint64 words, each of them uniform."""
-        if not (0 <= stream < _MAX_STREAMS and 0 <= variable < _MAX_VARIABLES):
-            raise ValueError(
-                f"`stream` must be below {_MAX_STREAMS} and `variable` below "
-                f"{_MAX_VARIABLES}. Received: stream={stream}, variable={variable}"
-            )
+        self._check_address(stream, variable)
         address = draw * (_MAX_STREAMS * _MAX_VARIABLES) + (stream * _MAX_VARIABLES + variable)
         key = tf.identity(self._key)
         upper = tf.bitwise.bitwise_xor(tf.bitcast(address, tf.uint64), key[1])
@@ -107,6 +105,13 @@ class NoiseSource:
             alg=_PHILOX,
             dtype=dtype,
         )
+
+    def _check_address(self, stream, variable):
+        if not (0 <= stream < _MAX_STREAMS and 0 <= variable < _MAX_VARIABLES):
+            raise ValueError(
+                f"`stream` must be below {_MAX_STREAMS} and `variable` below "
+                f"{_MAX_VARIABLES}. Received: stream={stream}, variable={variable}"
+            )
 
     def normal(
         self, shape, draw: tf.Tensor, *, stream: int, variable: int = 0, stddev: tf.Tensor | float = 1.0
@@ -120,16 +125,16 @@ class NoiseSource:
         return tf.reshape(normals_from_words(words[:pairs], angles, stddev)[:size], shape)
 
     def __repr__(self):
-        return f"NoiseSource(seed={self.seed})"
+        return f"{type(self).__name__}(seed={self.seed})"
 
     def __reduce__(self):
-        return NoiseSource, (self.seed,)
+        return type(self), (self.seed,)
 
     def __copy__(self):
-        return NoiseSource(self.seed)
+        return type(self)(self.seed)
 
     def __deepcopy__(self, memo):
-        return NoiseSource(self.seed)
+        return type(self)(self.seed)
 
 
 def _fresh_key(seed):

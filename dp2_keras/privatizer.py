@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from dp2_keras import _checks, xla
 from dp2_keras.noise import NoiseSource
+from dp2_keras.secure_noise import grid_deviation, grid_sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,37 +245,47 @@ class ClippedSum:
 
 def add_noise(
     clipped: ClippedSum,
-    stddev: tf.Tensor,
+    noise_multiplier: float,
     source: NoiseSource,
     draw: tf.Tensor,
     stream: int,
     indices: Sequence[int],
 ) -> list[tf.Tensor]:
-    """Adds N(0, stddev^2 I) to a clipped sum.
+    """Adds N(0, (sigma C)^2 I) to a clipped sum, C its sensitivity.
 
     Args:
         clipped: the sum.
-        stddev: scalar, sigma C of the step's phase.
+        noise_multiplier: sigma.
         source, draw, stream: where the noise comes from; see `noise.py`.
         indices: a number per variable that is the same in every step.
     """
-    noise_of = functools.partial(source.normal, draw=draw, stream=stream, stddev=stddev)
-    noise = _noise_for([value.shape for value in clipped.values], indices, noise_of)
-    # In float32, which the noise is made in: of a longer sum, the last bits would stay as they were.
-    noisy = [tf.cast(value, tf.float32) + z for value, z in zip(clipped.values, noise)]
-    return [tf.cast(total, value.dtype) for total, value in zip(noisy, clipped.values)]
+    values, stddev = clipped.values, noise_multiplier * clipped.query.sensitivity
+    noise_of = functools.partial(source.normal, draw=draw, stream=stream)
+    shapes = [value.shape for value in values]
+    if source.is_on_grid:
+        deviation = grid_deviation(noise_multiplier, sum(map(math.prod, shapes)))
+        noisy = grid_sums(values, _noise_for(shapes, indices, noise_of, deviation), stddev)
+    else:
+        noise = _noise_for(shapes, indices, noise_of, stddev)
+        # In float32, which the noise is made in: of a longer sum, the last bits would stay as they were.
+        noisy = [tf.cast(value, tf.float32) + z for value, z in zip(values, noise)]
+    return [tf.cast(total, value.dtype) for total, value in zip(noisy, values)]
 
 
 _SMALL = 1 << 15
 
 
-def _noise_for(shapes, indices, noise_of):
+def _noise_for(shapes, indices, noise_of, stddev):
     """Normals of several shapes; all small ones at once, which takes no longer than one of them."""
     small = [k for k, shape in enumerate(shapes) if math.prod(shape) <= _SMALL]
-    drawn = {k: noise_of(shapes[k], variable=indices[k]) for k in range(len(shapes)) if k not in small}
+    drawn = {
+        k: noise_of(shapes[k], variable=indices[k], stddev=stddev)
+        for k in range(len(shapes))
+        if k not in small
+    }
     if small:
         sizes = [math.prod(shapes[k]) for k in small]
-        parts = tf.split(noise_of([sum(sizes)], variable=indices[small[0]]), sizes)
+        parts = tf.split(noise_of([sum(sizes)], variable=indices[small[0]], stddev=stddev), sizes)
         drawn.update({k: tf.reshape(part, shapes[k]) for k, part in zip(small, parts)})
     return [drawn[k] for k in range(len(shapes))]
 

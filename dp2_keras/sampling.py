@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp2_keras import _checks
-from dp2_keras.ledger import PoissonSampling
+from dp2_keras.entries import PoissonSampling
 from dp2_keras.rows import Rows
 
 _STEPS_AT_ONCE = 16  # A call of Python costs as much as ten draws.

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 
 import dp2_keras
 from dp2_keras import _checks
-from dp2_keras.ledger import Ledger, PoissonSampling, ShuffledSampling
+from dp2_keras.entries import PoissonSampling, ShuffledSampling
+from dp2_keras.ledger import Ledger
 
 ACCOUNTANTS = ("rdp", "pld")
 NEIGHBORS = ("add_remove", "replace_one")
@@ -145,7 +146,7 @@ def statement(
         price shuffled batches as Poisson samples; that price is given beside it, as assumed.
 
     Example:
-    >>> from dp2_keras.ledger import Entry, Mechanism
+    >>> from dp2_keras.entries import Entry, Mechanism
     >>> mechanism = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0, 0.5))
     >>> sampling = PoissonSampling(dataset_size=25_000, batch_size=64)
     >>> spent = statement(Ledger([Entry(mechanism, sampling, steps=39_000)]))

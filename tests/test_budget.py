@@ -6,7 +6,8 @@ import pytest
 
 import dp2_keras as dp2
 from dp2_keras import accounting
-from dp2_keras.ledger import Entry, Ledger, PoissonSampling
+from dp2_keras.entries import Entry, PoissonSampling
+from dp2_keras.ledger import Ledger
 
 N, B, DELTA = 100, 10, 1e-2
 X = np.linspace(-1, 1, N).astype(np.float32)[:, None]

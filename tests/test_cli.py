@@ -11,7 +11,8 @@ import pytest
 
 import dp2_keras
 from dp2_keras import accounting, cli
-from dp2_keras.ledger import LEDGER_NAME, Entry, Ledger, Mechanism, PoissonSampling, UnknownSampling
+from dp2_keras.entries import Entry, Mechanism, PoissonSampling, UnknownSampling
+from dp2_keras.ledger import LEDGER_NAME, Ledger
 from dp2_keras.statement import round_up, statement
 
 IMDB = "--dataset-size 25000 --batch-size 64 --epochs 100"
@@ -138,7 +139,7 @@ def test_calibrated_noise_is_what_epsilon_prices(run):
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("", ["{epsilon,calibrate,statement,reproduce}"]),
+        ("", ["{epsilon,calibrate,statement,audit,reproduce}"]),
         ("price", ["price"]),
         ("epsilon", ["required", "--dataset-size", "--batch-size", "--noise-multiplier"]),
         (f"epsilon {SMALL} --noise-multiplier 1", ["one of the arguments --epochs --steps is required"]),

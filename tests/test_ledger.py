@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp2_keras import accounting
-from dp2_keras.ledger import Entry, Ledger, Mechanism, PoissonSampling, ShuffledSampling, UnknownSampling
+from dp2_keras.entries import Entry, Mechanism, PoissonSampling, ShuffledSampling, UnknownSampling
+from dp2_keras.ledger import Ledger
 
 DP2 = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0, 0.5))
 TWICE = Mechanism("DP2RMSprop", noise_multipliers=(3.0, 4.0), l2_norm_clips=(1.0,))

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp2_keras import ledger_file
-from dp2_keras.ledger import Entry, Ledger, Mechanism, PoissonSampling, ShuffledSampling
+from dp2_keras.entries import Entry, Mechanism, PoissonSampling, ShuffledSampling
+from dp2_keras.ledger import Ledger
 from dp2_keras.ledger_file import LedgerFile
 
 DP2 = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0, 0.5))
@@ -149,7 +150,7 @@ def test_a_file_cut_at_any_byte_counts_all_that_was_acknowledged(path, no_sync):
 
 KILLS = """
 import os, random, signal, sys, time
-from dp2_keras.ledger import Mechanism, PoissonSampling
+from dp2_keras.entries import Mechanism, PoissonSampling
 from dp2_keras.ledger_file import LedgerFile
 
 path, steps_path, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])

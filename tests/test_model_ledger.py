@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dp2_keras as dp2
-from dp2_keras.ledger import PoissonSampling, ShuffledSampling, UnknownSampling
+from dp2_keras.entries import PoissonSampling, ShuffledSampling, UnknownSampling
 from dp2_keras.ledger_file import LedgerFile
 from dp2_keras.statement import round_up
 

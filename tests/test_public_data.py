@@ -12,7 +12,8 @@ import zoo
 from conftest import flat_weights, logistic_model
 
 import dp2_keras as dp2
-from dp2_keras.ledger import Ledger, Mechanism
+from dp2_keras.entries import Mechanism, UnknownSampling
+from dp2_keras.ledger import Ledger
 from dp2_keras.noise import NoiseSource
 from dp2_keras.public_data import PublicData, PublicGradients
 
@@ -338,7 +339,7 @@ def test_other_optimizers_say_nothing_of_it():
 
 def test_ledgers_from_before_can_be_read():
     ledger = Ledger()
-    ledger.begin(Mechanism("DPSGD", (1.0,), (1.0,)), dp2.ledger.UnknownSampling())
+    ledger.begin(Mechanism("DPSGD", (1.0,), (1.0,)), UnknownSampling())
     ledger.advance(3)
     document = json.loads(ledger.to_json())
     del document["entries"][0]["mechanism"]["public_data"]

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import dp2_keras as dp2
 from dp2_keras import sampling
-from dp2_keras.ledger import PoissonSampling
+from dp2_keras.entries import PoissonSampling
 from dp2_keras.rows import Rows, is_arrays
 from dp2_keras.sampling import PoissonSampler, padded_size, poisson_batches
 

@@ -10,7 +10,8 @@ from keras import layers
 
 import dp2_keras as dp2
 from dp2_keras.cli import read_ledger
-from dp2_keras.ledger import Entry, Ledger, Mechanism, PoissonSampling
+from dp2_keras.entries import Entry, Mechanism, PoissonSampling
+from dp2_keras.ledger import Ledger
 
 N, B, DELTA = 40, 8, 1e-2
 X = np.linspace(-1, 1, N).astype(np.float32)[:, None]

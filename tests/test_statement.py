@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from dp2_keras.ledger import Entry, Ledger, Mechanism, PoissonSampling, ShuffledSampling, UnknownSampling
+from dp2_keras.entries import Entry, Mechanism, PoissonSampling, ShuffledSampling, UnknownSampling
+from dp2_keras.ledger import Ledger
 from dp2_keras.statement import NOT_COVERED, Statement, digits_up, round_up, statement
 
 DP2 = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0, 0.5))

@@ -16,7 +16,6 @@ settings           a list of
         paper          [mean, deviation] that the paper prints, or null
         vary           {name: values}: one result for each value
         space          {name: values} in place of the registry's grid
-    paper_only         {method: [mean, deviation]} printed for methods that are not run here
 quick              keys that take the place of those above: minutes, on data that needs no file
 """
 
@@ -31,9 +30,7 @@ from dp2_keras import _checks
 from dp2_keras.experiments import methods, tasks
 
 _KEYS = {"title", "source", "kind", "plot", "seeds", "evaluations", "probes", "settings", "quick"}
-_SETTING_KEYS = {
-    *("label", "task", "epochs", "batch_size", "noise_multiplier", "match", "methods", "paper_only"),
-}
+_SETTING_KEYS = {"label", "task", "epochs", "batch_size", "noise_multiplier", "match", "methods"}
 _METHOD_KEYS = {"hyper", "source", "paper", "vary", "space"}
 PLOTS = ("curves", "losses", "tradeoff", "delay", "second_moments", "staleness")
 PROBES = ("second_moments", "staleness")
@@ -70,7 +67,6 @@ class Configuration:
     evaluations: int
     probes: tuple[str, ...]
     cases: tuple[Case, ...]
-    paper_only: dict[str, dict[str, list[float]]]
 
     def only(self, task_names: list[str] | None = None, method_names: list[str] | None = None):
         """The part of it that concerns some tasks and methods."""
@@ -137,7 +133,6 @@ def parse(name: str, document: dict[str, Any], quick: bool = False) -> Configura
         **{key: document[key] for key in ("title", "source", "kind", "plot", "seeds", "evaluations")},
         probes=tuple(document["probes"]),
         cases=tuple(case for setting in settings for case in _cases(setting, settings)),
-        paper_only={setting["label"]: setting.get("paper_only", {}) for setting in settings},
     )
 
 

@@ -26,6 +26,7 @@ EPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 _EVERY_STEP = {"learning_rate": RMSPROP_RATES, "l2_norm_clip": CLIPS, "eps": EPS}
 _TASKS_DELAYS = ()
+PUBLIC_FRACTION = 0.01  # The paper's: 250 reviews.
 _DELAYED = {
     "learning_rate": DELAYED_RATES,
     "l2_norm_clip": SCALED_CLIPS,
@@ -68,12 +69,14 @@ class Method:
         space: for each hyper-parameter the values it is searched over.
         is_private: whether there is a clip and noise; without, sigma is 0 whatever the setting says.
         public_fraction: share of the training examples that are public to it, and not trained on.
+        needs_gradients: whether it makes every example's gradient, which sparse rows are not made for.
     """
 
     build: Callable[[dict[str, Any], Setting], Any]
     space: Mapping[str, Sequence[float]]
     is_private: bool = True
     public_fraction: float = 0.0
+    needs_gradients: bool = False
 
 
 def get(name: str) -> Method:
@@ -114,13 +117,14 @@ def grid(method: str, task: Task, steps_per_epoch: int, **wider: Sequence[float]
     return {name: sorted(set(values)) for name, values in space.items()}
 
 
-def _private(name):
-    """The library's optimizer of that name."""
+def _private(name, **from_setting):
+    """The library's optimizer of that name, with arguments that are attributes of the setting."""
 
     def build(hyper, setting):
         import dp2_keras
 
         shared = dict(noise_multiplier=setting.noise_multiplier, noise_seed=setting.seed)
+        shared.update({argument: getattr(setting, found) for argument, found in from_setting.items()})
         return getattr(dp2_keras, name)(**hyper, **shared)
 
     return build
@@ -157,5 +161,22 @@ METHODS = {
     "DP2RMSpropNoiseFirst": Method(
         _private("DP2RMSpropNoiseFirst"),
         {**_without_clips(_DELAYED), "l2_norm_clip": CLIPS},  # One clip, of gradients as they are.
+    ),
+    "DP2NoiseFloor": Method(_private("DP2NoiseFloor"), {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS}),
+    "AdaDPSRMSprop": Method(
+        _private("AdaDPSRMSprop"),
+        {"learning_rate": DELAYED_RATES, "l2_norm_clip": SCALED_CLIPS, "eps": EPS},
+        public_fraction=PUBLIC_FRACTION,
+    ),
+    "PDADPMD": Method(
+        _private("PDADPMD", total_steps="steps"),
+        {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS},
+        public_fraction=PUBLIC_FRACTION,
+    ),
+    "DPAdagradPublicSubspace": Method(
+        _private("DPAdagradPublicSubspace"),
+        {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS, "eps": EPS, "subspace_size": (5, 10, 20, 40)},
+        public_fraction=PUBLIC_FRACTION,
+        needs_gradients=True,
     ),
 }

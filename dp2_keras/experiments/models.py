@@ -1,8 +1,8 @@
 """The models: linear ones on sparse rows, and factors of a matrix of ratings.
 
-linear     z = a W + b,                     W = 0, b = 0 at the start factors    p = u . i,
-entries truncated normal of deviation 1, as in the authors' code biases     p - 3.5 = b_u + b_i (+ u .
-i),   biases zero at the start; 3.5 is a public constant
+linear     z = a W + b,                     W = 0, b = 0 at the start
+factors    p = u . i,                       entries truncated normal of deviation 1, as in the authors' code
+biases     p - 3.5 = b_u + b_i (+ u . i),   biases zero at the start; 3.5 is a public constant
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ USERS, ITEMS = 944, 1683  # One more than there are, as in the authors' code.
 CENTRE = 3.5
 
 
-def linear(features: int, outputs: int) -> keras.Model:
-    """Logits of sparse rows."""
-    inputs = keras.Input((features,), sparse=True)
+def linear(features: int, outputs: int, sparse: bool = True) -> keras.Model:
+    """Logits of rows, sparse ones or not."""
+    inputs = keras.Input((features,), sparse=sparse)
     return keras.Model(inputs, keras.layers.Dense(outputs, kernel_initializer="zeros")(inputs))
 
 

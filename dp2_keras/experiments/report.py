@@ -101,8 +101,6 @@ def _table(setting):
         yield _line(result, reached.get(number))
     for name, row in setting["trivial"].items():
         yield f"| *{name}* | – | – | {_number(row['train'])} | {_number(row['test'])} | – | – | – | – |"
-    for name, printed in setting["paper_only"].items():
-        yield f"| {name} | – | – | – | not run here | {_spread(*printed)} | – | – | – |"
 
 
 def _line(result, reached):

@@ -66,7 +66,6 @@ def _setting(label, configuration, planned, store, options):
         "test_size": len(data.test[1]),
         "delta": task.delta,
         "trivial": _floats(task.problem.trivial(data.train, data.test)),
-        "paper_only": configuration.paper_only[label],
         "results": [_result(*entry, store) for entry in own],
     }
 

@@ -31,6 +31,10 @@ class Data:
         """The number of training examples."""
         return len(self.train[1])
 
+    def dense(self) -> Data:
+        """The same, where x is a sparse matrix, as an array."""
+        return Data(*[(x.toarray() if hasattr(x, "toarray") else x, y) for x, y in (self.train, self.test)])
+
     def split(self, public_fraction: float) -> tuple[Data, tuple | None]:
         """Takes the first training examples out, as public ones; None for a fraction of 0."""
         count = round(public_fraction * self.size)
@@ -136,7 +140,8 @@ def _linear(outputs):
     def model(examples):
         from dp2_keras.experiments import models
 
-        return models.linear(examples.train[0].shape[1], outputs)
+        x, _ = examples.train
+        return models.linear(x.shape[1], outputs, sparse=hasattr(x, "toarray"))
 
     return model
 

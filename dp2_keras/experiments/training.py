@@ -50,7 +50,8 @@ def _trained(run, directory):
     _forget_models()
     keras.utils.set_random_seed(run.seed)
     task = tasks.get(run.task)
-    data, public = tasks.load(run.task, directory).split(methods.get(run.method).public_fraction)
+    method, data = methods.get(run.method), tasks.load(run.task, directory)
+    data, public = (data.dense() if method.needs_gradients else data).split(method.public_fraction)
     steps = run.epochs * (data.size // run.batch_size)
     setting = methods.Setting(run.noise_multiplier, run.batch_size, run.seed, steps, data.size, public, task)
     watched = {name: probes.PROBES[name](data, task, run) for name in run.probes}
@@ -77,9 +78,14 @@ def _forget_models():
 
 def _compiled(run, data, setting, one_by_one):
     model = dp2.make_private(setting.task.model(data))
-    optimizer = methods.get(run.method).build(dict(run.hyper), setting)
-    together = 1 if one_by_one else _divisor(setting.steps // run.points)
-    how = dict(method="ghost", diagnostics=False, steps_per_execution=together)
+    method = methods.get(run.method)
+    optimizer = method.build(dict(run.hyper), setting)
+    how = dict(
+        method="vectorized" if method.needs_gradients else "ghost",
+        steps_per_execution=1 if one_by_one else _divisor(setting.steps // run.points),
+        public_data=setting.public,
+        diagnostics=False,
+    )
     model.compile(optimizer, setting.task.problem.loss(), **how)
     return model
 

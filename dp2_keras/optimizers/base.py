@@ -26,8 +26,8 @@ import dp_accounting
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras, public_data
+from dp2_keras.entries import Mechanism
 from dp2_keras.errors import NonPrivateUpdateError
-from dp2_keras.ledger import Mechanism
 from dp2_keras.noise import NoiseSource
 from dp2_keras.optimizers import stock
 from dp2_keras.preconditioners import Preconditioner
@@ -40,7 +40,9 @@ from dp2_keras.privatizer import (
 )
 from dp2_keras.public_data import PublicGradients
 from dp2_keras.schedule import ConstantSchedule, DelayedSchedule, Phase
+from dp2_keras.secure_noise import SecureNoiseSource
 
+NOISE_SOURCES = {"fast": NoiseSource, "secure": SecureNoiseSource}
 NOISE_STREAMS = (0, 2)  # One for each release that a step may make.
 RANDOM_LAYER_STREAM = 1
 PUBLIC_STREAM = 3
@@ -66,6 +68,8 @@ class PrivateOptimizer(_keras.Optimizer):
             which all its epochs fit into its `PrivacyBudget`.
         expected_batch_size: B, the public number that divides the noisy sum. Defaults
             to the batch size of `fit`.
+        noise: "fast", Philox in TensorFlow's own kernels; or "secure", a cipher's keystream, and sums on a
+            grid that hides the last bits: see `secure_noise.py`. Defaults to "fast".
         noise_seed: integer, for tests and experiments: the same noise in every run,
             hence no privacy. Defaults to a secret key from the operating system.
         weight_decay: decoupled weight decay, at the rate of the step's phase.
@@ -88,6 +92,7 @@ class PrivateOptimizer(_keras.Optimizer):
         noise_multiplier,
         *,
         expected_batch_size=None,
+        noise="fast",
         noise_seed=None,
         weight_decay=None,
         use_ema=False,
@@ -104,6 +109,7 @@ class PrivateOptimizer(_keras.Optimizer):
         if num_microbatches is not None:
             _checks.positive_integer(num_microbatches=num_microbatches)
             _check_microbatches(num_microbatches, expected_batch_size)
+        _checks.one_of(tuple(NOISE_SOURCES), noise=noise)
         if noise_seed is not None and not isinstance(noise_seed, numbers.Integral):
             _checks.fail("an integer or None", noise_seed=noise_seed)
         if weight_decay is not None:
@@ -120,7 +126,8 @@ class PrivateOptimizer(_keras.Optimizer):
         self.noise_multiplier = noise_multiplier
         self.expected_batch_size = expected_batch_size
         self.noise_seed = noise_seed if noise_seed is None else int(noise_seed)
-        self._noise_source = NoiseSource(noise_seed)
+        self.noise = noise
+        self._noise_source = NOISE_SOURCES[noise](noise_seed)
         self.num_microbatches = num_microbatches
         self._sigma = None if noise_multiplier == "auto" else float(noise_multiplier)
         self._batch_size = expected_batch_size
@@ -242,9 +249,8 @@ class PrivateOptimizer(_keras.Optimizer):
     def _private_mean(self, clipped, stream, draw):
         values = clipped.values
         if self.sigma > 0:
-            stddev = self.sigma * clipped.query.sensitivity
             indices = [self.variable_index(v) for v in clipped.query.variables]
-            values = add_noise(clipped, stddev, self._noise_source, draw, stream, indices)
+            values = add_noise(clipped, self.sigma, self._noise_source, draw, stream, indices)
         return [value / self._batch_size for value in values]
 
     def _directions(self, variables, gradients):

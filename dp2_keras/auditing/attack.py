@@ -1,0 +1,210 @@
+"""An audit: train with canaries that are in or out by a coin, guess which, and bound epsilon from below.
+
+    coin_i ~ Bernoulli(1/2)                      for each canary i
+    train  on the ordinary examples and the canaries with coin_i = 1; the others have weight 0
+    score  each canary by what training released
+    bound  epsilon from how well scores tell the coins; see `bounds.py`
+
+Two kinds. "gradients" is the worst case, and nearly tight: every canary has a coordinate of its own
+(`canaries.py`), so that canaries are independent trials, and the attacker sees what each step released.
+Half of the canaries choose score and threshold, the other half are judged by them. "examples" is what an
+attacker can do who sees the trained model: canaries are ordinary examples, scored by how much training
+lowered their loss; the highest and lowest scores are guessed, and the bound is that of one run.
+
+What is audited is the step as `fit` compiles it: a copy of the model with its optimizer's configuration, its
+loss, its method and its chunks; with a secret key, so that two audits differ.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dp2_keras import _checks, _keras, accounting
+from dp2_keras.auditing import bounds, canaries
+from dp2_keras.auditing.result import Audit
+from dp2_keras.model import make_private, unwrap
+
+keras = _keras.keras
+KINDS = ("gradients", "examples")
+
+
+def audit(
+    model,
+    x,
+    y,
+    *,
+    batch_size: int,
+    epochs: int = 1,
+    kind: str = "gradients",
+    num_canaries: int = 1000,
+    delta: float | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> Audit:
+    """Audits the private training of a model, empirically.
+
+    Args:
+        model: a private model, compiled; it is copied, not trained.
+        x: inputs: an array, or a tuple or list of arrays.
+        y: labels, an array.
+        batch_size: B, the expected size of a Poisson batch.
+        epochs: how many times (n + canaries) // B steps; for "examples" n // B.
+        kind: "gradients", the worst case: canaries are added to x and y, each with a weight of its own; or
+            "examples": the last examples of x and y are the canaries.
+        num_canaries: m. The more, the tighter: 1,000 canaries show an epsilon of up to about 5.
+        delta: of both figures. Defaults to that of `privacy_spent`.
+        confidence: of the lower bound: above the claim with at most the remaining probability if the claim
+            is true.
+        seed: of the coins alone. Defaults to none.
+
+    Returns:
+        An `Audit`, which can be printed and plotted.
+
+    Raises:
+        ValueError: if the model is not compiled with a private optimizer that has noise, or an argument is
+            out of range.
+
+    Example:
+    >>> import dp2_keras as dp2, keras, numpy as np
+    >>> model = dp2.DP2Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(dp2.DP2RMSprop(0.1, 1.0, noise_multiplier=1.0, delay=2), loss="mse")
+    >>> found = dp2.audit(model, np.ones((100, 2)), np.ones(100), batch_size=110, num_canaries=1000)
+    >>> found.steps, found.lower_bound <= 1.1 * found.epsilon
+    (10, True)
+
+    References:
+        Nasr et al., Tight Auditing of Differentially Private Machine Learning, arXiv:2302.07956, 2023.
+        Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, arXiv:2305.08846, 2023.
+    """
+    _checks.one_of(KINDS, kind=kind)
+    _checks.positive_integer(batch_size=batch_size, epochs=epochs, num_canaries=num_canaries)
+    _checks.open_unit(confidence=confidence)
+    _check_model(model)
+    if kind == "examples" and num_canaries >= len(y):
+        _checks.fail(f"below the number of examples, {len(y)}", num_canaries=num_canaries)
+    included = np.random.default_rng(seed).integers(0, 2, num_canaries).astype(bool)
+    size = len(y) + (num_canaries if kind == "gradients" else 0)
+    delta = accounting.default_delta(size) if delta is None else delta
+    run = _gradients if kind == "gradients" else _examples
+    trained, scores, lower_bound = run(model, x, y, included, batch_size, epochs, (delta, confidence))
+    return Audit(
+        kind,
+        epsilon=trained.privacy_spent(delta),
+        lower_bound=lower_bound,
+        delta=delta,
+        confidence=confidence,
+        canaries=num_canaries,
+        steps=trained.ledger.steps,
+        scores=scores,
+        included=included,
+    )
+
+
+def _check_model(model):
+    optimizer = getattr(model, "optimizer", None)
+    if not hasattr(model, "ledger") or optimizer is None:
+        raise ValueError(
+            "`model` must be a private model, compiled: see `dp2_keras.make_private`. Received: "
+            f"{type(model).__name__}"
+        )
+    if not optimizer.sigma:
+        _checks.fail("a number above 0 to have a claim to audit", noise_multiplier=optimizer.sigma)
+
+
+# The worst case.
+
+
+def _gradients(model, x, y, included, batch_size, epochs, terms):
+    audited, weights = canaries.with_canaries(model, len(included))
+    audited = make_private(audited)
+    rate = batch_size / (len(y) + len(included))
+    optimizer = canaries.listening(model.optimizer, rate)
+    audited.compile(optimizer, [model.loss, canaries.pull_at_own_weight], **_how(model))
+    optimizer.listen_to(weights.embeddings)
+    data = canaries.rows(x, y, included, max(optimizer.mechanism().l2_norm_clips))
+    _fit(audited, *data, batch_size, epochs)
+    phases = optimizer.scores.numpy()
+    scores, rates = _chosen([phases.sum(axis=0), *phases], included)
+    step = optimizer.sigma, rate, audited.ledger.steps
+    return audited, scores, _independent_bound(rates, step, *terms)
+
+
+def _independent_bound(rates, step, delta, confidence):
+    """The better of two bounds, each at half of the error, so that both hold together."""
+    each = (1 + confidence) / 2
+    return max(rates.epsilon(delta, each), rates.gaussian_epsilon(*step, delta, each))
+
+
+def _chosen(candidates, included):
+    """The scores and the threshold that tell the first half best, and how they do on the second half."""
+    half = len(included) // 2
+    found = [_best_threshold(scores[:half], included[:half]) for scores in candidates]
+    best = max(range(len(found)), key=found.__getitem__)
+    scores, (_, threshold) = candidates[best], found[best]
+    return scores, bounds.Rates.of(scores[half:] > threshold, included[half:])
+
+
+def _best_threshold(scores, included):
+    """The threshold that tells best, and how well: t_low - f_high, or more where that shows an epsilon."""
+    order = np.sort(scores)
+    thresholds = np.unique((order[1:] + order[:-1]) / 2)[:: max(1, len(order) // 100)]
+    return max((_gain(bounds.Rates.of(scores > t, included)), t) for t in [0.0, *thresholds])
+
+
+def _gain(rates):
+    t_low, f_high = rates.bounds(0.9)
+    return t_low - f_high + rates.epsilon(0.0, 0.9)
+
+
+# What the trained model shows.
+
+
+def _examples(model, x, y, included, batch_size, epochs, terms):
+    audited = make_private(keras.models.clone_model(unwrap(model)))
+    audited.compile(
+        type(model.optimizer).from_config(model.optimizer.get_config()), model.loss, **_how(model)
+    )
+    count = len(included)
+    weights = np.concatenate([np.ones(len(y) - count), included]).astype(np.float32)
+    last = _last(x, count), np.asarray(y)[-count:]
+    before = _losses(audited, *last)
+    _fit(audited, x, y, weights, batch_size, epochs)
+    scores = before - _losses(audited, *last)
+    return audited, scores, bounds.one_run_epsilon(*_guessed(scores, included), count, *terms)
+
+
+def _last(x, count):
+    if isinstance(x, (tuple, list)):
+        return [np.asarray(column)[-count:] for column in x]
+    return np.asarray(x)[-count:]
+
+
+def _losses(model, x, y):
+    """Of each example by itself."""
+    loss = keras.losses.get(model.loss)
+    predicted = model.predict(x, verbose=0)
+    return np.array([float(loss(y[k : k + 1], predicted[k : k + 1])) for k in range(len(y))])
+
+
+def _guessed(scores, included):
+    """How many guesses are right, and how many there are: "in" for a sixth on top, "out" for one below."""
+    count = max(1, len(scores) // 6)
+    order = np.argsort(scores, kind="stable")
+    correct = np.sum(included[order[-count:]]) + np.sum(~included[order[:count]])
+    return int(correct), 2 * count
+
+
+# The step, as the user has it.
+
+
+def _how(model):
+    return dict(
+        method=model.method,
+        physical_batch_size=model.physical_batch_size,
+        jit_compile=_keras.wants_jit(model),
+        run_eagerly=model.run_eagerly,
+    )
+
+
+def _fit(model, x, y, sample_weight, batch_size, epochs):
+    model.fit(x, y, sample_weight=sample_weight, batch_size=batch_size, epochs=epochs, verbose=0)

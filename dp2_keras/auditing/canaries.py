@@ -1,0 +1,120 @@
+"""Canaries: examples whose part in training can be told from what it releases, if anything can.
+
+A canary of the worst case pulls at a weight of its own and at nothing else:
+
+    loss_i = pull * k_i,        g_i = pull e_i,        clip(S g_i, C) = C e_i
+
+whatever the scale S, and no other example has a gradient there. So a step whose noisy sum, in units of C, is
+
+    z_i = [i in the batch] + sigma N(0, 1)
+
+says of canary i, in a Poisson sample of rate q, and over all steps of a phase
+
+    score_i = sum_t ln( 1 - q + q exp((2 z_it - 1) / (2 sigma^2)) )
+
+which is the logarithm of the likelihood ratio: by Neyman and Pearson no score tells more. Canaries do not
+meet, so that each of them is a trial of its own. A canary that is left out stays in the data with weight 0,
+for n is public.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from dp2_keras import _keras
+from dp2_keras.model import unwrap
+from dp2_keras.schedule import Phase
+
+keras = _keras.keras
+
+_PULL = 1e6  # Times C: far above any clip norm, and its square, times a scale of 1e7, is a float32.
+
+
+def pull_at_own_weight(y_true, y_pred):
+    """A canary's loss: what the model puts out for it, which is its pull times its weight."""
+    del y_true
+    return y_pred[:, 0]
+
+
+def with_canaries(model, count: int):
+    """A copy of a model, with a second output that has a weight for each canary.
+
+    Args:
+        model: a functional or Sequential model.
+        count: how many canaries.
+
+    Returns:
+        The model, and the layer that holds the weights.
+
+    Raises:
+        ValueError: if the model's inputs are not known.
+    """
+    if not getattr(model, "inputs", None) or len(model.outputs) != 1:
+        raise ValueError(
+            "The worst case is audited on a functional or Sequential model with one output and known inputs. "
+            f'Audit this {type(model).__name__} with `kind="examples"`.'
+        )
+    copy = keras.models.clone_model(unwrap(model))
+    inputs = [keras.Input(t.shape[1:], dtype=t.dtype) for t in copy.inputs]
+    number, pull = keras.Input((1,), dtype="int32"), keras.Input((1,))
+    weights = keras.layers.Embedding(count, 1, embeddings_initializer="zeros", name="canaries")
+    pulled = keras.layers.Multiply()([keras.layers.Flatten()(weights(number)), pull])
+    return keras.Model([*inputs, number, pull], [copy(inputs), pulled]), weights
+
+
+def rows(x, y, included: np.ndarray, l2_norm_clip: float):
+    """The data of the audited model: ordinary examples, then the canaries, copies of the first example.
+
+    Args:
+        x: inputs: an array, or a tuple or list of them.
+        y: labels.
+        included: for each canary whether it is in.
+        l2_norm_clip: C.
+
+    Returns:
+        x, y and sample_weight for `fit`.
+    """
+    count, ordinary = len(included), len(y)
+    columns = [_extended(column, count) for column in (x if isinstance(x, (tuple, list)) else [x])]
+    numbers = np.concatenate([np.zeros(ordinary, np.int32), np.arange(count, dtype=np.int32)])
+    pulls = np.concatenate([np.zeros(ordinary), np.full(count, _PULL * l2_norm_clip)]).astype(np.float32)
+    weights = np.concatenate([np.ones(ordinary), np.zeros(count)]).astype(np.float32)
+    own = np.concatenate([np.zeros(ordinary), included]).astype(np.float32)
+    labels = [_extended(y, count), np.zeros([ordinary + count, 1], np.float32)]
+    return [*columns, numbers[:, None], pulls[:, None]], labels, [weights, own]
+
+
+def _extended(column, count):
+    column = np.asarray(column)
+    return np.concatenate([column, np.repeat(column[:1], count, axis=0)])
+
+
+def listening(optimizer, sampling_rate: float):
+    """The same optimizer, new, that also adds up the scores at the top of this file, phase by phase.
+
+    Args:
+        optimizer: whose config it has.
+        sampling_rate: q.
+
+    Returns:
+        An instance of a subclass, with an attribute `scores`, a variable [2, canaries] after `listen_to`.
+    """
+
+    class Listening(type(optimizer)):
+        def listen_to(self, weights):
+            self.heard = weights
+            with tf.init_scope():
+                self.scores = tf.Variable(tf.zeros([len(Phase), weights.shape[0]]), trainable=False)
+
+        def _directions(self, variables, *releases):
+            (mean,) = [g for g, v in zip(releases[-1], variables) if v is self.heard]
+            clip = self._by_phase(self._clip(Phase.SGD), self._clip(Phase.ADAPTIVE))
+            z = mean[:, 0] * self._batch_size / clip
+            evidence = tf.math.log1p(sampling_rate * tf.math.expm1((2.0 * z - 1.0) / (2.0 * self.sigma**2)))
+            phase = tf.one_hot(tf.cast(self.phase(), tf.int32), len(Phase))
+            self.scores.assign_add(phase[:, None] * evidence)
+            return super()._directions(variables, *releases)
+
+    Listening.__name__ = type(optimizer).__name__
+    return Listening.from_config(optimizer.get_config())
