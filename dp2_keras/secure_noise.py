@@ -66,9 +66,9 @@ class SecureNoiseSource(NoiseSource):
             stream = self._cipher(start, math.prod(shape) * dtype.size)
             return np.frombuffer(stream, dtype.as_numpy_dtype).reshape(shape)
 
-        shape = tf.convert_to_tensor(shape, tf.int64)
-        drawn = tf.numpy_function(words, [draw, shape], dtype)
-        return tf.ensure_shape(drawn, tf.get_static_value(shape))
+        known = [size if isinstance(size, int) else None for size in shape]
+        sizes = [tf.cast(size, tf.int64) for size in shape]
+        return tf.ensure_shape(tf.numpy_function(words, [draw, sizes], dtype), known)
 
 
 def _cipher(key):

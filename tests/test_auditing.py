@@ -79,9 +79,9 @@ def test_a_perfect_attack_in_one_run_has_the_bound_of_a_binomial():
 def test_a_bound_of_one_run_holds_for_randomized_response():
     """Which is epsilon-DP, and whose answers are the best guesses there are."""
     epsilon, generator = 1.0, np.random.default_rng(0)
-    correct = generator.binomial(200, 1 / (1 + math.exp(-epsilon)), size=500)
+    correct = generator.binomial(200, 1 / (1 + math.exp(-epsilon)), size=100)
     found = [bounds.one_run_epsilon(int(v), 200, 200, delta=0.0, confidence=0.9) for v in correct]
-    assert stats.binomtest(int(np.sum(np.array(found) > epsilon)), 500, 0.1, "greater").pvalue > 1e-3
+    assert stats.binomtest(int(np.sum(np.array(found) > epsilon)), 100, 0.1, "greater").pvalue > 1e-3
     assert np.median(found) > 0.6
 
 
@@ -102,9 +102,10 @@ def test_a_canary_is_clipped_to_the_clip_norm_in_a_coordinate_of_its_own(name):
 
 @pytest.mark.parametrize("how", [{"method": "ghost"}, {"method": "vectorized", "physical_batch_size": 64}])
 def test_an_audit_is_nearly_tight(how):
-    found = audited(OPTIMIZERS["DP2RMSprop"](noise_multiplier=2.0), num_canaries=3000, how=how)
-    assert found.steps == 29 and found.passed
-    assert 0.3 * found.epsilon < found.lower_bound
+    optimizer = OPTIMIZERS["DP2RMSprop"](noise_multiplier=4.0)
+    found = audited(optimizer, batch_size=2020, num_canaries=2000, epochs=16, confidence=0.9, how=how)
+    assert found.steps == 16 and found.lower_bound <= 1.1 * found.epsilon
+    assert 0.6 * found.epsilon < found.lower_bound
 
 
 @pytest.mark.parametrize("name", ["DP2RMSprop", "DP2Yogi"])
@@ -170,7 +171,7 @@ def test_what_has_no_claim_is_refused():
 
 def test_the_plot_shows_both_histograms():
     pytest.importorskip("matplotlib")
-    found = audited(OPTIMIZERS["DPSGD"](noise_multiplier=1.0), num_canaries=50)
+    found = audited(OPTIMIZERS["DPSGD"](noise_multiplier=1.0), num_canaries=100)
     axes = found.plot()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["canary out", "canary in"]
 

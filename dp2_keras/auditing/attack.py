@@ -84,6 +84,8 @@ def audit(
         _checks.fail(f"below the number of examples, {len(y)}", num_canaries=num_canaries)
     included = np.random.default_rng(seed).integers(0, 2, num_canaries).astype(bool)
     size = len(y) + (num_canaries if kind == "gradients" else 0)
+    if batch_size > size:
+        _checks.fail(f"at most the number of examples and canaries, {size}", batch_size=batch_size)
     delta = accounting.default_delta(size) if delta is None else delta
     run = _gradients if kind == "gradients" else _examples
     trained, scores, lower_bound = run(model, x, y, included, batch_size, epochs, (delta, confidence))
@@ -124,36 +126,32 @@ def _gradients(model, x, y, included, batch_size, epochs, terms):
     data = canaries.rows(x, y, included, max(optimizer.mechanism().l2_norm_clips))
     _fit(audited, *data, batch_size, epochs)
     phases = optimizer.scores.numpy()
-    scores, rates = _chosen([phases.sum(axis=0), *phases], included)
+    scores = [phases.sum(axis=0), *phases]
     step = optimizer.sigma, rate, audited.ledger.steps
-    return audited, scores, _independent_bound(rates, step, *terms)
+    return audited, scores[0], _independent_bound(scores, included, step, *terms)
 
 
-def _independent_bound(rates, step, delta, confidence):
+def _independent_bound(scores, included, step, delta, confidence):
     """The better of two bounds, each at half of the error, so that both hold together."""
     each = (1 + confidence) / 2
-    return max(rates.epsilon(delta, each), rates.gaussian_epsilon(*step, delta, each))
+    extreme = _told(scores, included, lambda rates: rates.epsilon(delta, each))
+    middling = _told(scores, included, lambda rates: np.subtract(*rates.bounds(each)))
+    return max(extreme.epsilon(delta, each), middling.gaussian_epsilon(*step, delta, each))
 
 
-def _chosen(candidates, included):
-    """The scores and the threshold that tell the first half best, and how they do on the second half."""
+def _told(candidates, included, gain):
+    """How one half of the canaries is told by the score and threshold with the most gain on the other."""
     half = len(included) // 2
-    found = [_best_threshold(scores[:half], included[:half]) for scores in candidates]
-    best = max(range(len(found)), key=found.__getitem__)
-    scores, (_, threshold) = candidates[best], found[best]
-    return scores, bounds.Rates.of(scores[half:] > threshold, included[half:])
+    found = [_best_threshold(scores[:half], included[:half], gain) for scores in candidates]
+    best = max(range(len(found)), key=lambda k: found[k][0])
+    return bounds.Rates.of(candidates[best][half:] > found[best][1], included[half:])
 
 
-def _best_threshold(scores, included):
-    """The threshold that tells best, and how well: t_low - f_high, or more where that shows an epsilon."""
+def _best_threshold(scores, included, gain):
+    """The gain, and the threshold that has it."""
     order = np.sort(scores)
     thresholds = np.unique((order[1:] + order[:-1]) / 2)[:: max(1, len(order) // 100)]
-    return max((_gain(bounds.Rates.of(scores > t, included)), t) for t in [0.0, *thresholds])
-
-
-def _gain(rates):
-    t_low, f_high = rates.bounds(0.9)
-    return t_low - f_high + rates.epsilon(0.0, 0.9)
+    return max((gain(bounds.Rates.of(scores > t, included)), t) for t in [0.0, *thresholds])
 
 
 # What the trained model shows.
@@ -183,7 +181,7 @@ def _losses(model, x, y):
     """Of each example by itself."""
     loss = keras.losses.get(model.loss)
     predicted = model.predict(x, verbose=0)
-    return np.array([float(loss(y[k : k + 1], predicted[k : k + 1])) for k in range(len(y))])
+    return np.array([np.mean(loss(y[k : k + 1], predicted[k : k + 1])) for k in range(len(y))])
 
 
 def _guessed(scores, included):

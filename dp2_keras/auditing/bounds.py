@@ -7,9 +7,9 @@ Clopper and Pearson's bounds, each at half of the error allowed. An (epsilon, de
     (f-DP)      1 - t_low >= f_s(f_high)       if it is T Poisson samples of Gaussians of noise s, of which
                 f_s(a) = sup_e max(1 - delta_s(e) - e^e a,  e^-e (1 - delta_s(e) - a))
 
-so that the second bound is epsilon(s) at the largest s with 1 - t_low < f_s(f_high): no mechanism of more
-noise could be told apart so well. Of guesses made in *one run*, which need not be independent, v of r are
-right, m canaries in all:
+so that the second bound is epsilon(s), priced as the claim is, at the least s with 1 - t_low < f_s(f_high):
+no mechanism of that noise, or of more, could be told apart so well. Of guesses made in *one run*, which need
+not be independent, v of r are right, m canaries in all:
 
     (one run)   P(v or more) <= P(W >= v) + 2 m delta max_i P(v - i <= W < v) / i,
                 W ~ Binomial(r, e^epsilon / (1 + e^epsilon))
@@ -33,6 +33,7 @@ from dp2_keras import _checks, accounting
 _LARGEST = 50.0
 _EXPONENTS = np.linspace(0.0, 25.0, 501)
 _NOISE_STEPS, _NOISE_RANGE = 64, (1 / 32, 4.0)
+_LARGEST_SEPARATION = 6.0  # In deviations. Loss distributions of less noise would take minutes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Rates:
     def gaussian_epsilon(
         self, noise_multiplier: float, rate: float, steps: int, delta: float, confidence: float
     ) -> float:
-        """The bound (f-DP): epsilon at the largest noise of a grid that is refuted.
+        """The bound (f-DP): epsilon at the least noise of a grid that is refuted.
 
         Args:
             noise_multiplier: sigma that is claimed; the grid goes from a 32nd of it to four times it.
@@ -91,13 +92,13 @@ class Rates:
             Epsilon; 0 if no noise of the grid is refuted.
         """
         t_low, f_high = self.bounds(confidence)
-        grid = noise_multiplier * np.geomspace(*_NOISE_RANGE, _NOISE_STEPS)
-        refuted = lambda s: 1 - t_low < trade_off(float(s), rate, steps, f_high)  # noqa: E731
-        count = accounting.largest_count(lambda k: not refuted(grid[k - 1]), 0, len(grid))
-        if not count or not refuted(grid[count - 1]):
+        grid = [float(s) for s in noise_multiplier * np.geomspace(*_NOISE_RANGE, _NOISE_STEPS)]
+        grid = [s for s in grid if _separation(s, rate, steps) <= _LARGEST_SEPARATION]
+        refuted = lambda k: 1 - t_low < trade_off(grid[k - 1], rate, steps, f_high)  # noqa: E731
+        stand = accounting.largest_count(refuted, 0, len(grid)) if grid else 0
+        if stand == len(grid):
             return 0.0
-        event = accounting.dp_event(float(grid[count - 1]), rate, steps)
-        return accounting.epsilon(event, delta, accountant="pld")
+        return accounting.epsilon(accounting.dp_event(grid[stand], rate, steps), delta)
 
 
 def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
@@ -156,6 +157,12 @@ def _deltas(noise_multiplier, rate, steps):
         noise_multiplier, sampling_prob=rate, value_discretization_interval=1e-3
     )
     return np.asarray(step.self_compose(steps).get_delta_for_epsilon(list(_EXPONENTS)))
+
+
+def _separation(noise_multiplier, rate, steps):
+    """About how many deviations apart the two answers are, by the central limit theorem."""
+    exponent = noise_multiplier**-2
+    return rate * math.sqrt(steps * math.expm1(exponent)) if exponent < 50 else math.inf
 
 
 def _largest_rate(count, trials, error):

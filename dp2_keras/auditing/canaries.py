@@ -19,6 +19,8 @@ for n is public.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import tensorflow as tf
 
@@ -60,7 +62,9 @@ def with_canaries(model, count: int):
     number, pull = keras.Input((1,), dtype="int32"), keras.Input((1,))
     weights = keras.layers.Embedding(count, 1, embeddings_initializer="zeros", name="canaries")
     pulled = keras.layers.Multiply()([keras.layers.Flatten()(weights(number)), pull])
-    return keras.Model([*inputs, number, pull], [copy(inputs), pulled]), weights
+    return keras.Model(
+        [*inputs, number, pull], [copy(inputs if len(inputs) > 1 else inputs[0]), pulled]
+    ), weights
 
 
 def rows(x, y, included: np.ndarray, l2_norm_clip: float):
@@ -111,10 +115,17 @@ def listening(optimizer, sampling_rate: float):
             (mean,) = [g for g, v in zip(releases[-1], variables) if v is self.heard]
             clip = self._by_phase(self._clip(Phase.SGD), self._clip(Phase.ADAPTIVE))
             z = mean[:, 0] * self._batch_size / clip
-            evidence = tf.math.log1p(sampling_rate * tf.math.expm1((2.0 * z - 1.0) / (2.0 * self.sigma**2)))
+            evidence = _log_mixture(sampling_rate, (2.0 * z - 1.0) / (2.0 * self.sigma**2))
             phase = tf.one_hot(tf.cast(self.phase(), tf.int32), len(Phase))
             self.scores.assign_add(phase[:, None] * evidence)
             return super()._directions(variables, *releases)
 
     Listening.__name__ = type(optimizer).__name__
     return Listening.from_config(optimizer.get_config())
+
+
+def _log_mixture(rate, exponent):
+    """ln(1 - q + q e^x), whatever the size of x."""
+    if rate == 1:
+        return exponent
+    return math.log1p(-rate) + tf.nn.softplus(exponent + math.log(rate / (1.0 - rate)))
