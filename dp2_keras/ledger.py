@@ -37,6 +37,7 @@ class Ledger:
         origin: who takes the steps of its own runs. Defaults to an unknown one.
 
     Example:
+    >>> from dp2_keras.entries import PoissonSampling
     >>> ledger = Ledger()
     >>> mechanism = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0, 0.5))
     >>> ledger.begin(mechanism, PoissonSampling(dataset_size=25_000, batch_size=64))

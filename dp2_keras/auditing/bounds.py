@@ -116,7 +116,7 @@ def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, con
 
     Example:
     >>> f"{one_run_epsilon(100, 100, 1000, delta=1e-5, confidence=0.95):.2f}"
-    '3.35'
+    '3.47'
     """
     _checks.open_unit(confidence=confidence)
     low, high = 0.0, _LARGEST
