@@ -56,7 +56,7 @@ def _keras(name, algorithm, call, growth=True, **options):
 
 def _tf_privacy(name, call, *heavy):
     heavy, script = ("W1-1024", *heavy), "contend_tf_privacy.py"
-    return Contender(name, "classic", script, "DP-SGD", call, heavy=heavy, slow=("W2-64",))
+    return Contender(name, "classic", script, "DP-SGD", call, heavy=heavy, slow=("W2-64", "W3-1024"))
 
 
 def _opacus(name, call, **options):
@@ -79,7 +79,7 @@ CONTENDERS = [
         "DP², adaptive phase",
         'the same, with `compile(method="vectorized")`',
         heavy=("W2-256", "width-4096", "batch-1024"),
-        slow=("W2-64",),
+        slow=("W2-64", "W3-1024"),
     ),
     _tf_privacy(
         "tfp-vectorized",
@@ -90,7 +90,12 @@ CONTENDERS = [
     _tf_privacy(
         "tfp-fast", "`DPModel(layer_registry=...)`: its default registry and the layers of W5, `fit`"
     ),
-    _opacus("opacus-hooks", "`PrivacyEngine.make_private`, loop by hand", heavy=("W2-256",), slow=("W2-64",)),
+    _opacus(
+        "opacus-hooks",
+        "`PrivacyEngine.make_private`, loop by hand",
+        heavy=("W2-256",),
+        slow=("W2-64", "W3-1024"),
+    ),
     _opacus("opacus-ghost", 'the same, with `grad_sample_mode="ghost"`', growth=True),
     _jax_privacy(
         "jax-privacy",
