@@ -202,12 +202,8 @@ def _training_rows(count, arguments):
 
 
 def _batch_size(arguments, optimizer, n):
-    given, expected = arguments["batch_size"], optimizer.expected_batch_size
-    size = given or expected or KERAS_BATCH_SIZE
+    size = arguments["batch_size"] or optimizer.expected_batch_size or KERAS_BATCH_SIZE
     _checks.positive_integer(batch_size=size)
-    if expected not in (None, size):
-        rule = "equal, or one of them left out: the noisy sum is divided by what is expected"
-        _checks.fail(rule, batch_size=size, expected_batch_size=expected)
     return min(int(size), n)  # As in Keras, more than there are is all there are.
 
 

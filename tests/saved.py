@@ -18,6 +18,7 @@ DELAY = 3  # Steps 0-2 are SGD, 3-5 adaptive, 6-8 SGD.
 # Every argument of every optimizer, none at its default. Rates are exact in float32.
 SHARED = dict(
     learning_rate=0.5, l2_norm_clip=1.5, noise_multiplier=0.7, expected_batch_size=BATCH, noise_seed=1,
+    noise="secure",
     weight_decay=0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=5,
     num_microbatches=BATCH, name="mine",
 )  # fmt: skip
