@@ -261,6 +261,15 @@ def test_noise_reaches_the_last_bit_of_a_sum_of_float64():
     np.testing.assert_array_equal(noisy, np.float32(noisy))
 
 
+@pytest.mark.parametrize("size", [10, 40_000])  # Small variables' noise is drawn together, large ones' apart.
+def test_every_variable_has_noise_of_its_own(size):
+    variables = [tf.zeros([size]) for _ in range(3)]
+    clipped = ClippedSum(ClippingQuery(variables, None, 1.0), variables)
+    noisy = add_noise(clipped, 1.0, NoiseSource(seed=0), tf.constant(0, tf.int64), 0, [0, 1, 2])
+    correlations = np.corrcoef([noise.numpy() for noise in noisy]) - np.eye(3)
+    assert np.abs(correlations).max() < (0.95 if size == 10 else 5 / np.sqrt(size))
+
+
 def test_noise_is_new_in_every_step_without_a_seed():
     model = dp2.DP2Sequential([keras.Input((1,)), Wide()])
     model.compile(optimizer=dp2.DPSGD(1.0, 1.0, 1.0, expected_batch_size=1), loss="mse")
