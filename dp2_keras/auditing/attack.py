@@ -12,7 +12,7 @@ attacker can do who sees the trained model: canaries are ordinary examples, scor
 lowered their loss; the highest and lowest scores are guessed, and the bound is that of one run.
 
 What is audited is the step as `fit` compiles it: a copy of the model with its optimizer's configuration, its
-loss, its method and its chunks; with a secret key, so that two audits differ.
+loss, its method and its chunks. The noise has a key of its own, unless the optimizer has a `noise_seed`.
 """
 
 from __future__ import annotations
