@@ -26,6 +26,7 @@ an example is added up before it meets another.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Sequence
 
@@ -35,7 +36,7 @@ from dp2_keras import privatizer
 from dp2_keras.per_example.blocks import map_blocks, sum_blocks
 
 
-class Contribution:
+class Contribution(abc.ABC):
     """The gradients of one variable, each a function of its example's operands.
 
     Args:
@@ -48,9 +49,9 @@ class Contribution:
 
     is_made = True  # Whether the answers need the gradients.
 
+    @abc.abstractmethod
     def gradients(self, *operands: tf.Tensor) -> tf.Tensor:
         """Makes the gradients [m, *shape] of a block of examples."""
-        raise NotImplementedError
 
     def held(self) -> Contribution:
         """The same, with all gradients in memory where they are needed."""
@@ -211,7 +212,10 @@ class Made(Contribution):
 
     def __init__(self, make: Callable, operands: Sequence[tf.Tensor], shape: Sequence[int]):
         super().__init__(operands, shape)
-        self.gradients = make
+        self._make = make
+
+    def gradients(self, *operands):
+        return self._make(*operands)
 
 
 # A square below it is 0 in float32; added to sums of squares, no norm is smaller than it should be.
