@@ -6,7 +6,7 @@ PIP = pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?= -m "not slow"
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-slow test-modern test-classic bench mutants kills soak lint format clean
+.PHONY: demo test test-slow test-modern test-classic bench mutants kills soak audits battery lint format clean
 
 demo: $(VENV)/demo/ready
 	$(VENV)/demo/bin/python examples/demo.py
@@ -32,8 +32,8 @@ bench: $(VENV)/modern/ready $(VENV)/classic/ready $(VENV)/torch/ready $(VENV)/ja
 mutants: $(VENV)/modern/ready
 	$(VENV)/modern/bin/python tests/mutants/run.py --output docs/mutants.md
 
-# Training killed at random moments, and a million steps: half an hour each.
-kills soak: $(VENV)/modern/ready
+# Training killed at random moments, a million steps, 200 audits of each optimizer, a billion normals.
+kills soak audits battery: $(VENV)/modern/ready
 	$(VENV)/modern/bin/python tests/campaigns/$@.py --output docs/$@.md
 
 lint: $(VENV)/modern/ready

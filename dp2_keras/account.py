@@ -271,7 +271,7 @@ def plain_account(layers: Iterable, optimizer) -> Account:
     layers = list(layers)
     accounts = noted_accounts(layers)
     account = common_account(accounts)
-    steps = 0 if accounts else int(optimizer.iterations)
+    steps = 0 if accounts else int(optimizer.iterations.numpy())
     if steps:
         entry = Entry(optimizer.mechanism(), UnknownSampling(), steps, origin=secrets.token_hex(8))
         account.take_over(Ledger([entry]))

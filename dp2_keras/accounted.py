@@ -15,7 +15,7 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from dp2_keras import _keras, accounting, fitting, validation
+from dp2_keras import _keras, accounting, fitting, replicas, validation
 from dp2_keras.account import Account, Budget, common_account, note_account, noted_accounts
 from dp2_keras.callbacks import FitAccount, PrivacyBudget
 from dp2_keras.entries import PoissonSampling, UnknownSampling
@@ -25,7 +25,7 @@ from dp2_keras.statement import Statement, statement
 keras = _keras.keras
 
 
-class AccountedTraining:
+class AccountedTraining(_keras.BuiltByShape):
     """The part of a private model that counts and prices; see `PrivateTraining` for the step."""
 
     _account = None
@@ -152,10 +152,13 @@ class AccountedTraining:
         if getattr(self, "optimizer", None) is None:
             return super().fit(**arguments)  # Keras says what is missing.
         self.account().check_not_fitting("fit")
+        replicas.check_strategy(self.distribute_strategy, self.optimizer)
         validation.check_callbacks(callbacks)
         validation.check_ranges(self, x, y)
         sparse = _keras.has_sparse_inputs(self)
-        plan = fitting.plan(arguments, request, self.optimizer, self._next_step, sparse)
+        plan = fitting.plan(
+            arguments, request, self.optimizer, self._next_step, sparse, self.distribute_strategy
+        )
         budget = _budget(callbacks, plan)
         self._prepare(plan, budget, ledger_file)
         counter = FitAccount(self.account(), plan, budget)
@@ -192,6 +195,7 @@ class AccountedTraining:
         if getattr(self, "optimizer", None) is None:
             return super().train_on_batch(*args, **kwargs)  # Keras says what is missing.
         self.account().check_not_fitting("train_on_batch")
+        replicas.check_one(self.distribute_strategy)
         self._open_batch(_declared(sampling, dataset_size, max_batch_size, self.optimizer), ledger_file)
         try:
             return super().train_on_batch(*args, **kwargs)
@@ -200,7 +204,7 @@ class AccountedTraining:
 
     def _next_step(self):
         """The step of the next batch; those that are passed over come first."""
-        return int(self.optimizer.iterations) - self.account().meter.skipped
+        return int(self.optimizer.iterations.numpy()) - self.account().meter.skipped
 
     def _open_batch(self, sampling, ledger_file):
         """Opens a run of one step, unless the run of unknown steps between fits will do."""
@@ -217,7 +221,7 @@ class AccountedTraining:
         """Everything that must hold before the first step."""
         optimizer, account = self.optimizer, self.account()
         self._step_checked = False
-        if ledger_file is not None:
+        if ledger_file is not None and replicas.is_chief(self.distribute_strategy):
             account.use_file(ledger_file)
         if account.has_file and plan.steps_per_epoch is None and budget.epsilon is None:
             raise ValueError(
@@ -263,7 +267,8 @@ class AccountedTraining:
         if LEDGER_NAME in file:  # Of another private model that is saved in the same file.
             ledger = ledger.joined(_saved_ledger(file))
             del file[LEDGER_NAME]
-        file[LEDGER_NAME] = np.frombuffer(ledger.to_json().encode(), np.uint8)
+        document = np.frombuffer(ledger.to_json().encode(), np.uint8)
+        file.create_dataset(LEDGER_NAME, data=document, fletcher32=True)  # HDF5 then finds damage itself.
 
     def load_own_variables(self, store):
         """Loads what Keras does, and the ledger if the file has one."""
@@ -287,7 +292,13 @@ class _LedgerState(tf.train.experimental.PythonState):
 
 
 def _saved_ledger(file):
-    return Ledger.from_json(bytes(np.asarray(file[LEDGER_NAME])).decode())
+    try:
+        return Ledger.from_json(bytes(np.asarray(file[LEDGER_NAME])).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            "The ledger in this file is damaged, and cannot be trusted to count what the weights have cost: "
+            f"restore the file. ({error})"
+        ) from error
 
 
 def _warn_without_ledger(path, has_ledger):

@@ -89,7 +89,7 @@ class FitAccount(_keras.keras.callbacks.Callback):
         """Notes where the fit starts, before a callback can restore an interrupted one."""
         super().set_model(model)
         if self._first_step is None:
-            self._first_step = int(model.optimizer.iterations)
+            self._first_step = int(model.optimizer.iterations.numpy())
 
     def on_epoch_begin(self, epoch, logs=None):
         """Opens the epoch's run, with as many steps as the budget pays."""
@@ -111,7 +111,7 @@ class FitAccount(_keras.keras.callbacks.Callback):
     def _steps_taken(self, epoch):
         """Steps of this epoch that a restored run has taken; Keras 3 starts the epoch anew."""
         steps, first = self._plan.steps_per_epoch, self._plan.arguments["initial_epoch"]
-        taken = int(self.model.optimizer.iterations) - self._first_step
+        taken = int(self.model.optimizer.iterations.numpy()) - self._first_step
         before = (epoch - first) * (steps or 0)
         restarts = _keras.RESTARTS_EPOCHS and steps is not None and before < taken < before + steps
         return taken - before if restarts else 0

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from dp2_keras.variables import own_variable
+
 _NAMES = ("phase", "clipped_fraction", "scaled_norm")
 
 # Bins of norms for quantiles: eight to an octave, from 2^-40 to 2^40.
@@ -28,11 +30,10 @@ class Diagnostics:
 
     def __init__(self, keep_norms: bool = False):
         self.keeps_norms = keep_norms
-        with tf.init_scope():
-            bins = 2 * _OCTAVES * _BINS_PER_OCTAVE + 1
-            self._counts = tf.Variable(tf.zeros([bins], tf.int64), trainable=False) if keep_norms else None
-            # One variable for all: a step of a small model is as slow as it has operations.
-            self._sums = tf.Variable(tf.zeros([2, len(_NAMES)]), trainable=False)
+        bins = 2 * _OCTAVES * _BINS_PER_OCTAVE + 1
+        self._counts = own_variable(np.zeros([bins]), tf.int64) if keep_norms else None
+        # One variable for all: a step of a small model is as slow as it has operations.
+        self._sums = own_variable(np.zeros([2, len(_NAMES)]), tf.float32)
 
     def update(self, phase, norms, l2_norm_clip):
         """Adds one step: its phase, its examples' norms and the clip norm."""

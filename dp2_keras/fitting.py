@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp2_keras import _checks
+from dp2_keras import _checks, replicas
 from dp2_keras.entries import Entry, PoissonSampling, ShuffledSampling
 from dp2_keras.rows import Rows, is_arrays
 from dp2_keras.sampling import PoissonSampler, dataset_of, known_sampling
@@ -79,6 +79,7 @@ def plan(
     optimizer,
     first_step: Callable[[], int],
     keeps_sparse: bool = False,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> Plan:
     """Decides how a fit is sampled.
 
@@ -88,6 +89,7 @@ def plan(
         optimizer: for `expected_batch_size` and the seed.
         first_step: says from which step the sampler goes on, whenever an iteration starts.
         keeps_sparse: whether the model takes sparse rows as they are.
+        strategy: the model's, which may have several replicas. Defaults to TensorFlow's for one.
 
     Returns:
         The `Plan`.
@@ -95,8 +97,10 @@ def plan(
     Raises:
         ValueError: for arguments that contradict each other, or that say too little.
     """
+    strategy = strategy or tf.distribute.get_strategy()
     known = known_sampling(arguments["x"])
     if known is not None:
+        _refuse_replicas(strategy)
         return _known_batches(arguments, request, known)
     if not is_arrays((arguments["x"], arguments["y"], arguments["sample_weight"])):
         return _own_batches(arguments, request, optimizer)
@@ -105,10 +109,10 @@ def plan(
         _checks.fail(rule, dataset_size=request.dataset_size)
     if request.sampling == "shuffle":
         return _keras_batches(arguments, request, optimizer)
-    return _poisson_batches(arguments, request, optimizer, first_step, keeps_sparse)
+    return _poisson_batches(arguments, request, optimizer, first_step, keeps_sparse, strategy)
 
 
-def _poisson_batches(arguments, request, optimizer, first_step, keeps_sparse):
+def _poisson_batches(arguments, request, optimizer, first_step, keeps_sparse, strategy):
     if arguments["shuffle"] is False:
         rule = 'left out with Poisson sampling, or come with `sampling="shuffle"` to keep Keras\'s batches'
         _checks.fail(rule, shuffle=False)
@@ -117,11 +121,25 @@ def _poisson_batches(arguments, request, optimizer, first_step, keeps_sparse):
     size, n = _batch_size(arguments, optimizer, len(rows)), len(rows)
     sampler = PoissonSampler(n, size, max_batch_size=request.max_batch_size, seed=optimizer.noise_seed)
     steps = arguments["steps_per_epoch"] or n // size
-    batches = dataset_of(rows, sampler, first_step)
+    batches = _shared_out(strategy, rows, sampler, first_step)
     arguments = {**arguments, **validation, "x": batches, "y": None, "sample_weight": None}
     arguments.update(batch_size=None, steps_per_epoch=steps, shuffle=False)
     seeded = optimizer.noise_seed is not None
     return Plan(arguments, PoissonSampling(n, size, request.max_batch_size, seeded), steps)
+
+
+def _shared_out(strategy, rows, sampler, first_step):
+    """The batches of a sampler, in each step one for every replica."""
+    count = strategy.num_replicas_in_sync
+    if count == 1:
+        return dataset_of(rows, sampler, first_step)
+    local = replicas.local_numbers(strategy)
+    if len(local) < count and sampler.max_batch_size is not None:
+        rule = "left out with several workers, of which each knows what it draws alone"
+        _checks.fail(rule, max_batch_size=sampler.max_batch_size)
+    return strategy.distribute_datasets_from_function(
+        lambda _: dataset_of(rows, sampler, first_step, replicas=local, of=count)
+    )
 
 
 def _keras_batches(arguments, request, optimizer):
@@ -227,6 +245,14 @@ def _cardinality(batches):
 def _refuse_truncation(request):
     if request.max_batch_size is not None:
         _checks.fail("left out unless the sampling is Poisson", max_batch_size=request.max_batch_size)
+
+
+def _refuse_replicas(strategy):
+    if strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "Batches of `poisson_batches` must be used with one replica: give the arrays to `fit`, "
+            f"which shares their batches out. Received: {strategy.num_replicas_in_sync} replicas"
+        )
 
 
 def _refuse_assumption(request):

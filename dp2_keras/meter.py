@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from dp2_keras.entries import MAX_STEPS as UNLIMITED
+from dp2_keras.variables import own_variable
 
 _CLOSED = (
     "This step is not one that the model's account counts, so it was not taken: train with `fit` or "
@@ -46,14 +47,13 @@ class Meter:
     """
 
     def __init__(self):
-        with tf.init_scope():
-            self._steps, self._limit, self._skip, self._ticket, self._largest_batch = (
-                tf.Variable(value, trainable=False, dtype=tf.int64) for value in (0, 0, 0, -1, UNLIMITED)
-            )
-            self._examples, self._pass_steps, self._pass_examples = (
-                tf.Variable(value, trainable=False, dtype=tf.int64) for value in (0, 0, UNLIMITED)
-            )
-            self._in_loop = tf.Variable(False, trainable=False)
+        self._steps, self._limit, self._skip, self._ticket, self._largest_batch = (
+            own_variable(value, tf.int64) for value in (0, 0, 0, -1, UNLIMITED)
+        )
+        self._examples, self._pass_steps, self._pass_examples = (
+            own_variable(value, tf.int64) for value in (0, 0, UNLIMITED)
+        )
+        self._in_loop = own_variable(False, tf.bool)
 
     def open(
         self,

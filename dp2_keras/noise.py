@@ -27,6 +27,8 @@ import secrets
 import numpy as np
 import tensorflow as tf
 
+from dp2_keras.variables import own_variable
+
 _PHILOX = 1
 _MAX_STREAMS = 1 << 8
 _MAX_VARIABLES = 1 << 16
@@ -79,9 +81,8 @@ class NoiseSource:
 
     def __init__(self, seed: int | None = None):
         self.seed, self.ticket = seed, next(_TICKETS)
-        with tf.init_scope():
-            self._key = tf.Variable(_fresh_key(seed), trainable=False, dtype=tf.uint64)
-            self._draws = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._key = own_variable(_fresh_key(seed), tf.uint64)
+        self._draws = own_variable(0, tf.int64)
 
     def next_draw(self, step: tf.Tensor) -> tf.Tensor:
         """The draw number of this step: never the same twice without a seed."""

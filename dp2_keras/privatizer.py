@@ -235,6 +235,13 @@ class ClippedSum:
     query: ClippingQuery | JointQuery
     values: Sequence[tf.Tensor]
 
+    def plus(self, others: Sequence[ClippedSum]) -> ClippedSum:
+        """The sum over more examples, of which others hold answers to the same query."""
+        if not others:
+            return self
+        values = [tf.add_n(parts) for parts in zip(self.values, *(other.values for other in others))]
+        return ClippedSum(self.query, values)
+
     def parts(self) -> list[ClippedSum]:
         """The sums of each query that the query is made of."""
         if isinstance(self.query, ClippingQuery):

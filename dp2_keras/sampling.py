@@ -174,22 +174,42 @@ def known_sampling(batches: Any) -> PoissonSampling | None:
 
 
 def dataset_of(
-    rows: Rows, sampler: PoissonSampler, first_step: Callable[[], int], steps: int | None = None
+    rows: Rows,
+    sampler: PoissonSampler,
+    first_step: Callable[[], int],
+    steps: int | None = None,
+    replicas: range = range(1),
+    of: int = 1,
 ) -> tf.data.Dataset:
-    """The batches of a sampler; `first_step` is asked whenever an iteration starts."""
+    """The batches of a sampler.
+
+    Args:
+        rows: of the data.
+        sampler: draws their numbers.
+        first_step: is asked whenever an iteration starts.
+        steps: how many batches; None is without end.
+        replicas: the replicas whose batches these are, one after the other in each step.
+        of: how many replicas there are. Replica k has the rows r = k (mod `of`). A worker that draws for
+            itself and keeps the rows of its own replicas so draws from them as one would from all rows:
+            Poisson sampling takes each row independently of all others.
+    """
     first = 0
+    share = lambda numbers: [numbers[numbers % of == k] for k in replicas]  # noqa: E731
 
     def draw(block):
         nonlocal first
         if block == 0:
             first = first_step()
         start = first + int(block) * _STEPS_AT_ONCE
-        drawn = [sampler.rows(step) for step in range(start, start + _STEPS_AT_ONCE)]
+        steps = range(start, start + _STEPS_AT_ONCE)
+        drawn = [numbers for step in steps for numbers in share(sampler.rows(step))]
         return np.concatenate(drawn), np.array([len(numbers) for numbers in drawn], np.int64)
+
+    in_a_block = _STEPS_AT_ONCE * len(replicas)
 
     def draws(block):
         numbers, lengths = tf.numpy_function(draw, [block], (tf.int64, tf.int64))
-        numbers, lengths = tf.ensure_shape(numbers, [None]), tf.ensure_shape(lengths, [_STEPS_AT_ONCE])
+        numbers, lengths = tf.ensure_shape(numbers, [None]), tf.ensure_shape(lengths, [in_a_block])
         return tf.RaggedTensor.from_row_lengths(numbers, lengths, validate=False)
 
     drawn = tf.data.Dataset.counter().map(draws).unbatch()

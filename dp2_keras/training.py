@@ -12,16 +12,18 @@ An example's loss is the compiled loss of a batch of one.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from dp2_keras import _checks, _keras, methods, per_example, validation, xla
+from dp2_keras import _checks, _keras, methods, per_example, replicas, validation, xla
 from dp2_keras.accounted import AccountedTraining
 from dp2_keras.diagnostics import Diagnostics
 from dp2_keras.example_pass import ExamplePass, as_tensor
 from dp2_keras.optimizers import PrivateOptimizer
-from dp2_keras.privatizer import ClippingQuery
+from dp2_keras.privatizer import ClippedSum, ClippingQuery
 from dp2_keras.public_data import NOT_LOADED, PublicGradients, held_for
 from dp2_keras.sampling import padded_size
 
@@ -112,7 +114,8 @@ class PrivateTraining(AccountedTraining):
         self._diagnostics = Diagnostics() if diagnostics else None
         self._step_checked, self._plan = False, None
         if self.built:
-            optimizer.build(self.trainable_variables)  # Else within the first step, traced twice.
+            with self.distribute_strategy.scope():
+                optimizer.build(self.trainable_variables)  # Else within the first step, traced twice.
         self._idle()
 
     def get_compile_config(self):
@@ -161,11 +164,7 @@ class PrivateTraining(AccountedTraining):
         """
         try:
             data = tf.nest.map_structure(as_tensor, keras.utils.unpack_x_y_sample_weight(data))
-            self._check_step(data)
-            self._traced_constants = self._constants()
-            with tf.control_dependencies(_parts(data)):  # No batch, no step.
-                may_run = self.account().meter.gate(self.optimizer.ticket, _row_count(data), self._in_loop)
-            return self._logs_if(may_run, lambda: self._private_step(data))
+            return replicas.meet(self._gated_step, data)
         except Exception:
             self.train_function = None  # TensorFlow may call a half-traced function empty.
             raise
@@ -174,18 +173,38 @@ class PrivateTraining(AccountedTraining):
         """What a traced step holds as constants."""
         return self.optimizer.ticket, self.optimizer.batch_size, self.optimizer.sigma
 
-    def _private_step(self, data):
-        (x, y, sample_weight), owner = data, self._loss_owner()
+    def _gated_step(self, shares):
+        """One step of all replicas, if it may run."""
+        shares[0].run(self._check_step, shares[0].data)
+        self._traced_constants = self._constants()
+        meter, counts = self.account().meter, [_row_count(share.data) for share in shares]
+        (examples,) = replicas.sum_over_workers([functools.reduce(operator.add, counts)])
+        with tf.control_dependencies(_parts([share.data for share in shares])):  # No batch, no step.
+            may_run = meter.gate(self.optimizer.ticket, examples, self._in_loop)
+        return self._logs_if(replicas.all_agree(may_run), lambda: self._private_step(shares))
+
+    def _private_step(self, shares):
+        variables, first = self.trainable_variables, shares[0]
         with tf.control_dependencies([self.account().meter.count()]):
-            variables = self.trainable_variables
-            query = self.optimizer.begin_step(variables, self._public_gradients(variables, data))
-            result, y_pred = self._answer(query, data)
-            _keras.update_loss(owner, x, y, y_pred, sample_weight, _row_count(data))
+            public = first.run(self._public_gradients, variables, first.data)
+            query = self.optimizer.begin_step(variables, public)
+            result, *others = [share.run(self._share_of_step, query, share) for share in shares]
+            result = result.plus(others)
             if self._diagnostics is not None:
                 self._diagnostics.update(self.optimizer.phase(), result.norms, query.l2_norm_clip)
-            self.optimizer.finish_step(result.clipped_sum, self._regularization_gradients(query))
-            logs = dict(owner.compute_metrics(x, y, y_pred, sample_weight))
-        return {**logs, **self._diagnostics_result()}
+            regularization = first.run(self._regularization_gradients, query)
+            self.optimizer.finish_step(result.clipped_sum, regularization)
+            logs = self._loss_owner().get_metrics_result() if others else {}
+        return {**result.logs, **logs, **self._diagnostics_result()}
+
+    def _share_of_step(self, query, share):
+        """A replica's part: its clipped sum and norms, and the log with its examples in it."""
+        (x, y, sample_weight), owner = share.data, self._loss_owner()
+        random_bits = functools.partial(self.optimizer.random_bits, variable=share.number)
+        result, y_pred = self._answer(query, share.data, random_bits)
+        _keras.update_loss(owner, x, y, y_pred, sample_weight, _row_count(share.data))
+        logs = dict(owner.compute_metrics(x, y, y_pred, sample_weight))
+        return _Part(result.clipped_sum, result.norms, logs)
 
     def _logs_if(self, may_run, step):
         """The logs of a step, or, where it may not run, the metrics as they are."""
@@ -305,6 +324,21 @@ class PrivateTraining(AccountedTraining):
         super().reset_metrics()
         if self._diagnostics is not None:
             self._diagnostics.reset()
+
+
+class _Part(NamedTuple):
+    """What a replica's share of the examples comes to."""
+
+    clipped_sum: ClippedSum
+    norms: tf.Tensor
+    logs: dict
+
+    def plus(self, others):
+        """That of all examples; the log is the last one's, which was made after all others."""
+        if not others:
+            return self
+        sums, norms, logs = zip(*others)
+        return _Part(self.clipped_sum.plus(sums), tf.concat([self.norms, *norms], axis=0), logs[-1])
 
 
 def _parts(data):

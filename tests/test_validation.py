@@ -330,10 +330,11 @@ def test_compile_checks_its_own_arguments():
     refuses_to_compile(model_of(), "`diagnostics` must be True or False", diagnostics=1)
 
 
-def test_several_replicas_are_refused():
+def test_a_replica_must_not_take_a_step_by_itself():
     model = logistic_model(3, optimizer())
-    with pytest.raises(ValueError, match="one replica.*Received: 2"):
-        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with pytest.raises(ValueError, match="would not add up to the stated deviation.*Received: 2"):
+        with tf.distribute.ReplicaContext(strategy, 0):
             model.optimizer.begin_step(model.trainable_variables)
 
 

@@ -30,7 +30,7 @@ class OwnState:
     def load_own_variables(self, store):
         """Loads the state, or warns that there is none for this optimizer."""
         saved = self._saved_names()
-        if not store.keys() and not int(self.iterations):
+        if not store.keys() and not int(self.iterations.numpy()):
             return  # Neither has taken a step.
         if set(store.keys()) != set(saved):
             warnings.warn(

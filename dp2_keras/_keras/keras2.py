@@ -4,6 +4,7 @@ import contextlib
 
 import tensorflow as tf
 from keras.src.engine.functional import Functional  # noqa: F401
+from keras.src.utils import losses_utils
 
 from dp2_keras._keras.common import *  # noqa: F403
 from dp2_keras._keras.common import (
@@ -18,6 +19,8 @@ from dp2_keras._keras.common import (
 from dp2_keras.errors import NonPrivateUpdateError
 
 LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
+
+FITS_ON_WORKERS = True
 
 RESTARTS_EPOCHS = False
 
@@ -196,6 +199,14 @@ def compile_without_optimizer(model, *args, **kwargs):
     del model._compile_config
 
 
+def whole_losses():
+    return attributes([(losses_utils, "scale_loss_for_distribution", lambda value: value)])
+
+
+class BuiltByShape:
+    """Keras 2 builds a model as it goes."""
+
+
 def h5_file(store):
     return getattr(store, "file", None)
 
@@ -239,7 +250,12 @@ class Optimizer(OwnState, keras.optimizers.Optimizer):
         return self.add_variable([], initializer=keras.initializers.Constant(value), name=name)
 
     def apply_updates(self, updates, variables):
-        super().apply_gradients(list(zip(updates, variables)))
+        super().apply_gradients(list(zip(updates, variables)), skip_gradients_aggregation=True)
+
+    def _internal_apply_gradients(self, grads_and_vars):
+        if not tf.distribute.in_cross_replica_context():
+            return super()._internal_apply_gradients(grads_and_vars)
+        return self._distributed_apply_gradients_fn(tf.distribute.get_strategy(), grads_and_vars)
 
     def _apply_weight_decay(self, variables):
         """`update_step` decays, at the rate of the step's phase."""

@@ -3,6 +3,7 @@
 import contextlib
 
 import tensorflow as tf
+from keras.src.losses import loss
 from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import global_seed_generator
 
@@ -19,6 +20,8 @@ from dp2_keras._keras.common import (
 from dp2_keras.errors import NonPrivateUpdateError
 
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
+
+FITS_ON_WORKERS = False  # Keras's own `fit` fails under a MultiWorkerMirroredStrategy.
 
 RESTARTS_EPOCHS = True  # BackupAndRestore does not know which steps of an epoch were taken.
 
@@ -189,6 +192,27 @@ def compile_without_optimizer(model, *args, **kwargs):
     del model._compile_config
 
 
+def whole_losses():
+    """Inside, a replica's losses are not divided by the number of replicas: an example's is its own."""
+    whole = lambda value: value  # noqa: E731
+    return attributes([(loss, f"{prefix}scale_loss_for_distribution", whole) for prefix in ("", "un")])
+
+
+class BuiltByShape:
+    """A model that Keras builds from the shapes of one replica's batch.
+
+    Keras would take the mean over all replicas' batches, which differ in size.
+    """
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        strategy = self.distribute_strategy
+        if iterator is not None and strategy.num_replicas_in_sync > 1:
+            _, _, batches = next(iter(iterator))
+            first = lambda part: strategy.experimental_local_results(part)[0]  # noqa: E731
+            iterator, data_batch = None, tf.nest.map_structure(first, next(batches))
+        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
+
+
 def h5_file(store):
     """The HDF5 file of the store that a model saves into or loads from, or None."""
     return getattr(store, "h5_file", None)
@@ -235,6 +259,13 @@ class Optimizer(OwnState, keras.optimizers.Optimizer):
     def apply_updates(self, updates, variables):
         """Keras's own update: weights, moving average, constraints, step counter."""
         super().apply(updates, variables)
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        """Updates the weights of all replicas, which have met already if there are several."""
+        if not tf.distribute.in_cross_replica_context():
+            return super()._backend_update_step(grads, trainable_variables, learning_rate)
+        pairs = list(zip(grads, map(native, trainable_variables)))
+        return self._distributed_tf_update_step(tf.distribute.get_strategy(), pairs, learning_rate)
 
     def _apply_weight_decay(self, variables):
         """`update_step` decays, at the rate of the step's phase."""

@@ -117,18 +117,45 @@ def _check_model(model):
 
 
 def _gradients(model, x, y, included, batch_size, epochs, terms):
-    audited, weights = canaries.with_canaries(model, len(included))
-    audited = make_private(audited)
-    rate = batch_size / (len(y) + len(included))
-    optimizer = canaries.listening(model.optimizer, rate)
-    audited.compile(optimizer, [model.loss, canaries.pull_at_own_weight], **_how(model))
-    optimizer.listen_to(weights.embeddings)
-    data = canaries.rows(x, y, included, max(optimizer.mechanism().l2_norm_clips))
-    _fit(audited, *data, batch_size, epochs)
-    phases = optimizer.scores.numpy()
-    scores = [phases.sum(axis=0), *phases]
-    step = optimizer.sigma, rate, audited.ledger.steps
-    return audited, scores[0], _independent_bound(scores, included, step, *terms)
+    attack = WorstCase(model, x, y, len(included), batch_size)
+    scores = attack.scores(included, epochs)
+    return attack.model, scores[0], attack.lower_bound(scores, included, *terms)
+
+
+class WorstCase:
+    """A copy of a model with canaries that can be trained, and listened to, again and again.
+
+    Args:
+        model, x, y, num_canaries, batch_size: as for `audit`.
+    """
+
+    def __init__(self, model, x, y, num_canaries: int, batch_size: int):
+        copy, weights = canaries.with_canaries(model, num_canaries)
+        self._x, self._y, self._batch_size = x, y, batch_size
+        self.rate = batch_size / (len(y) + num_canaries)
+        self.optimizer = canaries.listening(model.optimizer, self.rate)
+        self.model = make_private(copy)
+        self.model.compile(self.optimizer, [model.loss, canaries.pull_at_own_weight], **_how(model))
+        self.optimizer.listen_to(weights.embeddings)
+        held = [*self.model.weights, *self.optimizer.variables, self.optimizer.scores]
+        self._start = [(variable, np.array(variable)) for variable in held]
+        self.steps = 0
+
+    def scores(self, included: np.ndarray, epochs: int) -> list[np.ndarray]:
+        """Trains from the start, and gives the canaries' scores: over all steps, and phase by phase."""
+        for variable, value in self._start:
+            variable.assign(value)
+        before = self.model.ledger.steps
+        clip = max(self.optimizer.mechanism().l2_norm_clips)
+        _fit(self.model, *canaries.rows(self._x, self._y, included, clip), self._batch_size, epochs)
+        self.steps = self.model.ledger.steps - before
+        phases = self.optimizer.scores.numpy()
+        return [phases.sum(axis=0), *phases]
+
+    def lower_bound(self, scores, included, delta: float, confidence: float) -> float:
+        """Of epsilon, from the scores of one training."""
+        step = self.optimizer.sigma, self.rate, self.steps
+        return _independent_bound(scores, included, step, delta, confidence)
 
 
 def _independent_bound(scores, included, step, delta, confidence):

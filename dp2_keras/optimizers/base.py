@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import dp_accounting
 import tensorflow as tf
 
-from dp2_keras import _checks, _keras, public_data
+from dp2_keras import _checks, _keras, public_data, replicas
 from dp2_keras.entries import Mechanism
 from dp2_keras.errors import NonPrivateUpdateError
 from dp2_keras.noise import NoiseSource
@@ -238,9 +238,11 @@ class PrivateOptimizer(_keras.Optimizer):
         with self._weights_unlocked(), tf.control_dependencies(updates):
             self.apply_updates(updates, variables)
 
-    def random_bits(self, shape) -> tf.Tensor:
-        """uint32 words for random layers, a new set in every step."""
-        return self._noise_source.bits(shape, self._next_draw(), stream=RANDOM_LAYER_STREAM)
+    def random_bits(self, shape, variable: int = 0) -> tf.Tensor:
+        """uint32 words for random layers, a new set in every step; replicas have variables of their own."""
+        return self._noise_source.bits(
+            shape, self._next_draw(), stream=RANDOM_LAYER_STREAM, variable=variable
+        )
 
     def public_bits(self, shape, variable: int = 0) -> tf.Tensor:
         """uint32 words for the draw of public rows (variable 0) and their random layers (1)."""
@@ -248,10 +250,10 @@ class PrivateOptimizer(_keras.Optimizer):
 
     def _private_mean(self, clipped, stream, draw):
         values = clipped.values
-        if self.sigma > 0:
+        if self.sigma > 0 and replicas.is_chief(tf.distribute.get_strategy()):
             indices = [self.variable_index(v) for v in clipped.query.variables]
             values = add_noise(clipped, self.sigma, self._noise_source, draw, stream, indices)
-        return [value / self._batch_size for value in values]
+        return [value / self._batch_size for value in replicas.sum_over_workers(values)]
 
     def _directions(self, variables, gradients):
         """What the learning rate multiplies, from this step's private gradients."""
@@ -464,11 +466,12 @@ class PrivateOptimizer(_keras.Optimizer):
                     f"Trainable variables must be real numbers to have a norm. Received: "
                     f"'{variable.name}' of dtype {variable.dtype}"
                 )
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if replicas > 1:
+        count = tf.distribute.get_strategy().num_replicas_in_sync
+        if count > 1 and not tf.distribute.in_cross_replica_context():
             raise ValueError(
-                "The `tf.distribute` strategy must have one replica: the noise of several "
-                f"would not add up to the stated deviation. Received: {replicas} replicas"
+                "Several replicas must be trained by `fit` of a private model, in which they meet: "
+                "the noise of each by itself would not add up to the stated deviation. Received: "
+                f"{count} replicas"
             )
 
     def _check_public(self, public):

@@ -32,10 +32,8 @@ class Mutant:
 _PRIVATIZER = "tests/test_privatizer.py"
 _TRAJECTORIES = "tests/test_trajectories.py"
 _GHOST = "tests/test_ghost_bounds.py tests/test_ghost.py"
-_MEAN = "        return [value / self._batch_size for value in values]\n"
-_FINISH = (
-    "            self.optimizer.finish_step(result.clipped_sum, self._regularization_gradients(query))\n"
-)
+_MEAN = "        return [value / self._batch_size for value in replicas.sum_over_workers(values)]\n"
+_FINISH = "            self.optimizer.finish_step(result.clipped_sum, regularization)\n"
 
 MUTANTS = [
     # What is clipped.
@@ -122,8 +120,8 @@ MUTANTS = [
     Mutant(
         "no noise at all",
         "optimizers/base.py",
-        "        if self.sigma > 0:\n            indices",
-        "        if False:\n            indices",
+        "        if self.sigma > 0 and replicas.is_chief(tf.distribute.get_strategy()):\n",
+        "        if False:\n",
         _PRIVATIZER,
     ),
     Mutant(
@@ -243,8 +241,8 @@ MUTANTS = [
         "the noisy sum is divided by the number of examples that came",
         "training.py",
         _FINISH,
-        "            self.optimizer._batch_size = tf.cast(tf.maximum(_row_count(data), 1), tf.float32)\n"
-        + _FINISH,
+        "            rows = tf.maximum(_row_count(first.data), 1)\n"
+        "            self.optimizer._batch_size = tf.cast(rows, tf.float32)\n" + _FINISH,
         "tests/test_sampling.py tests/test_models.py",
     ),
     Mutant(
@@ -287,7 +285,7 @@ MUTANTS = [
     Mutant(
         "R replicas add R times the noise, or none",
         "optimizers/base.py",
-        "        if replicas > 1:\n",
+        "        if count > 1 and not tf.distribute.in_cross_replica_context():\n",
         "        if False:\n",
         "tests/test_validation.py tests/test_optimizers.py tests/test_models.py",
     ),
