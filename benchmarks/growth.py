@@ -46,6 +46,27 @@ def exponent_rows(measured):
         yield [f"`{name}`", *(exponent(measured, name, size, key) for key in MEASURES for size in SIZES)]
 
 
+INCREMENT_COLUMNS = [
+    "last doubling",
+    *(f"`{name}`, MB" for name in ("keras", "dp2-sgd", "dp2-adaptive")),
+    "product, MB",
+]
+# Bytes of a gradient for each example that the last doubling of a size adds to.
+PRODUCTS = {
+    "width-4096": ("width-2048", 4 * 64 * (4096**2 - 2048**2)),
+    "batch-1024": ("batch-512", 4 * 512 * 1024**2),
+}
+
+
+def increment_rows(measured):
+    """How much memory the last doubling of a size added, beside what examples x weights would take."""
+    for large, (small, product) in PRODUCTS.items():
+        if large in measured and small in measured:
+            names = ("keras", "dp2-sgd", "dp2-adaptive")
+            grown = [measured[large][name]["peak_mb"] - measured[small][name]["peak_mb"] for name in names]
+            yield [f"{small} to {large}", *(f"{mb:,.0f}" for mb in grown), f"{product / 2**20:,.0f}"]
+
+
 def plot(measured, path):
     """Saves the figure: a column for each size, time above memory."""
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 7), sharex="col", sharey="row", layout="constrained")

@@ -12,20 +12,24 @@ import sys
 
 import contenders
 import growth
+import targets
 import workloads
 
 METHOD = """\
 One process for each contender trains the same made-up data at the same batch size. The processes of a
-workload are alive at once and take turns, {rounds} each, after they have compiled and warmed up (160 steps,
-or five seconds); so a slow minute of the machine slows all of them. A turn has epochs of 20 steps, of which
-the first 5 are not timed, until half a second is timed. Where a step takes a large part of a second, an epoch
-has 4 steps, the first not timed. Contenders marked * took gigabytes: they ran alone, in epochs of 4 steps.
+workload are alive at once and take turns, {rounds} each, after they have compiled and warmed up (160
+steps, or five seconds); so a slow minute of the machine slows all of them. A turn has epochs of 20 steps,
+of which the first 5 are not timed, until half a second is timed. Epochs of contenders that are slow on
+some workload have 4 steps there, the first not timed. Those marked * ran alone, in such epochs, so that
+their memory was no one else's.
 
 Figures are medians over turns, with quartiles in brackets. A step ends when its parameters are new, and
-it includes taking the batch from the data. Peak memory is that of the whole process: interpreter,
-libraries and data are in it. Ratios are to plain Keras on the same workload. Noise multiplier and clip
-are 1. This package draws Poisson batches, whose sizes vary about the batch size; the others get exactly
-that many rows. TF Privacy, Opacus and jax-privacy update by plain SGD, the cheapest rule."""
+it includes taking the batch from the data, which Keras and this package do ahead, in other threads. Peak
+memory is that of the whole process: interpreter, libraries and data are in it. Ratios are to plain Keras
+on the same workload. Noise multiplier and clip are 1. This package draws Poisson batches, whose sizes
+vary about the batch size; the others get exactly that many rows. TF Privacy, Opacus and jax-privacy
+update by plain SGD, the cheapest rule. TF Privacy runs on TensorFlow 2.14, and its ratios too are to
+Keras 3 on the modern stack."""
 
 
 def document(results, figure):
@@ -35,9 +39,16 @@ def document(results, figure):
         table(["environment", "versions"], version_rows(results["versions"])),
         *("## Contenders", contender_table(), "## Time and memory"),
         *(part for name, words in families() for part in family(results["workloads"], name, words)),
+        *(
+            "## Targets",
+            targets.WORDS,
+            table(targets.HEAD, targets.rows(results["workloads"])),
+            targets.PROFILE,
+        ),
         *("## Parts", PARTS, *(f"```\n{text.strip()}\n```" for text in results["parts"].values())),
         *("## Growth", GROWTH, f"![Time and memory against size]({figure})"),
         table(["contender", *growth.COLUMNS], growth.exponent_rows(results["workloads"])),
+        table(growth.INCREMENT_COLUMNS, growth.increment_rows(results["workloads"])),
         *failures(results["workloads"], workloads.GROWTH),
     ]
     return "\n\n".join(parts) + "\n"
@@ -45,20 +56,23 @@ def document(results, figure):
 
 GROWTH = """\
 One size is doubled four times: the width of a square Dense layer (batch 64), its batch (width 1,024), and
-the length of the sequences of W5 (batch 32). Below the figure are the exponents p of size^p, fitted to the
-three largest sizes: 1 is a doubling for a doubling. Memory includes what every process needs, which makes
-its exponents smaller than those of the arrays."""
+the length of the sequences of W5 (batch 32). Below the figure are the exponents p of size^p, fitted to
+the three largest sizes: 1 is a doubling for a doubling, and 2 in the width is linear in the weights,
+which are its square. Attention itself takes time with the square of the length. Memory includes what
+every process needs, which makes exponents small; the last column of the second table shows what the last
+doubling added, beside what a gradient for each example would add. It is a sum, of activations and
+weights, not a product."""
 
 
 PARTS = """\
 What noise costs, outside XLA and inside; then what sampling and accounting cost beside the cheapest step
 there is. So XLA compiles the clipped sum where `jit_compile=True` asks for it, and never the noise: its words
-come as fast or faster inside, but the transform takes twice as long, and a small draw a call of its own."""
+of 64 bits come faster inside, but the transform takes twice as long, and a small draw a call of its own."""
 
 
 def about(machine):
     """One line about the machine."""
-    return "Machine: {cpu}, {cores} cores, {memory_gb} GB, no GPU; {date}.".format(**machine)
+    return "Machine: {cpu}, {cores} cores, {memory_gb} GB, no GPU; {date}. Commit {commit}.".format(**machine)
 
 
 def table(head, rows):

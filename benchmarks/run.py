@@ -171,6 +171,9 @@ def machine():
         "cores": os.cpu_count(),
         "memory_gb": round(pages / 2**30),
         "date": datetime.date.today().isoformat(),
+        "commit": subprocess.check_output(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, text=True
+        ).strip(),
     }
 
 

@@ -32,7 +32,8 @@ class LayerPlan:
     Attributes:
         name: the layer's.
         kind: the layer's class.
-        how: "formula", or "made": its gradients are made, a block of examples at a time.
+        how: "formula", that of its kind, which for convolutions and dense layers over time makes gradients
+            too, some examples at a time; or "made": its gradients are made by running it once more.
         why: the reason for the latter.
     """
 
