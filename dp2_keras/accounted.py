@@ -195,7 +195,7 @@ class AccountedTraining(_keras.BuiltByShape):
         if getattr(self, "optimizer", None) is None:
             return super().train_on_batch(*args, **kwargs)  # Keras says what is missing.
         self.account().check_not_fitting("train_on_batch")
-        replicas.check_one(self.distribute_strategy)
+        replicas.check_one(self.distribute_strategy, "`train_on_batch`")
         self._open_batch(_declared(sampling, dataset_size, max_batch_size, self.optimizer), ledger_file)
         try:
             return super().train_on_batch(*args, **kwargs)
@@ -232,6 +232,8 @@ class AccountedTraining(_keras.BuiltByShape):
         if optimizer.sigma is None:
             budget.check_remainder(account.ledger)
             optimizer.calibrate(_calibrated(plan, budget, account.ledger, optimizer))
+        facts = plan.sampling, plan.steps_per_epoch, optimizer.mechanism(), account.ledger.steps
+        replicas.check_same(self.distribute_strategy, facts)
         budget.check(account.ledger, optimizer.mechanism(), plan.sampling)
         self._retrace_if_changed()
 

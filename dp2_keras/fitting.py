@@ -100,10 +100,13 @@ def plan(
     strategy = strategy or tf.distribute.get_strategy()
     known = known_sampling(arguments["x"])
     if known is not None:
-        _refuse_replicas(strategy)
+        replicas.check_one(strategy, "Batches of `poisson_batches`")
         return _known_batches(arguments, request, known)
-    if not is_arrays((arguments["x"], arguments["y"], arguments["sample_weight"])):
-        return _own_batches(arguments, request, optimizer)
+    are_arrays = is_arrays((arguments["x"], arguments["y"], arguments["sample_weight"]))
+    if not are_arrays or request.sampling == "shuffle":
+        replicas.check_one_worker(strategy, "Batches that are not drawn by this package from arrays")
+    if not are_arrays:
+        return _own_batches(arguments, request, optimizer, strategy)
     if request.dataset_size is not None:
         rule = "left to the arrays, whose length it is"
         _checks.fail(rule, dataset_size=request.dataset_size)
@@ -134,9 +137,8 @@ def _shared_out(strategy, rows, sampler, first_step):
     if count == 1:
         return dataset_of(rows, sampler, first_step)
     local = replicas.local_numbers(strategy)
-    if len(local) < count and sampler.max_batch_size is not None:
-        rule = "left out with several workers, of which each knows what it draws alone"
-        _checks.fail(rule, max_batch_size=sampler.max_batch_size)
+    if sampler.max_batch_size is not None:
+        replicas.check_one_worker(strategy, "`max_batch_size`, which each would keep to by itself,")
     return strategy.distribute_datasets_from_function(
         lambda _: dataset_of(rows, sampler, first_step, replicas=local, of=count)
     )
@@ -163,7 +165,7 @@ def _known_batches(arguments, request, known):
     return Plan(arguments, known, arguments["steps_per_epoch"] or _cardinality(arguments["x"]))
 
 
-def _own_batches(arguments, request, optimizer):
+def _own_batches(arguments, request, optimizer, strategy):
     if request.dataset_size is None:
         raise ValueError(
             "`dataset_size` must be given where the batches are your own: epsilon depends on the number "
@@ -192,6 +194,7 @@ def _own_batches(arguments, request, optimizer):
         _checks.fail("at least the size of the batches", expected_batch_size=size, batch_size=stated)
     sampling = ShuffledSampling(request.dataset_size, size, True, request.assume_poisson)
     if arguments["steps_per_epoch"] is not None or (steps or 0) > sampling.steps_per_pass:
+        replicas.check_one(strategy, "Batches that go on from one epoch to the next")
         sampling = dataclasses.replace(sampling, streamed=True)
     return Plan(arguments, sampling, steps)
 
@@ -245,14 +248,6 @@ def _cardinality(batches):
 def _refuse_truncation(request):
     if request.max_batch_size is not None:
         _checks.fail("left out unless the sampling is Poisson", max_batch_size=request.max_batch_size)
-
-
-def _refuse_replicas(strategy):
-    if strategy.num_replicas_in_sync > 1:
-        raise ValueError(
-            "Batches of `poisson_batches` must be used with one replica: give the arrays to `fit`, "
-            f"which shares their batches out. Received: {strategy.num_replicas_in_sync} replicas"
-        )
 
 
 def _refuse_assumption(request):

@@ -236,9 +236,15 @@ class ClippedSum:
     values: Sequence[tf.Tensor]
 
     def plus(self, others: Sequence[ClippedSum]) -> ClippedSum:
-        """The sum over more examples, of which others hold answers to the same query."""
+        """The sum over more examples, of which others hold answers to the same query.
+
+        Raises:
+            ValueError: if one of them answers another query.
+        """
         if not others:
             return self
+        if any(other.query is not self.query for other in others):
+            raise ValueError("Only answers to one and the same query can be added up.")
         values = [tf.add_n(parts) for parts in zip(self.values, *(other.values for other in others))]
         return ClippedSum(self.query, values)
 

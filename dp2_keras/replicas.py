@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,6 +111,17 @@ def sum_over_workers(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return [strategy.reduce("SUM", _of_worker(strategy, t), axis=None) for t in tensors]
 
 
+def added_up(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums over all workers, one of which has put noise into its values.
+
+    In float32, which the noise is made in: of a longer sum, the last bits would stay as the others had them.
+    """
+    if worker_count(tf.distribute.get_strategy()) == 1:
+        return list(values)
+    sums = sum_over_workers([tf.cast(value, tf.float32) for value in values])
+    return [tf.cast(total, value.dtype) for total, value in zip(sums, values)]
+
+
 def _of_worker(strategy, tensor):
     """A worker's tensor, as a value of its replicas: the first has it, and the others nothing."""
     first = local_numbers(strategy)[0]
@@ -128,17 +140,43 @@ def all_agree(decision: tf.Tensor) -> tf.Tensor:
     return tf.equal(votes, workers)
 
 
-def check_one(strategy: tf.distribute.Strategy) -> None:
-    """Refuses several replicas, where a batch has no rule by which it is shared out.
+def check_one(strategy: tf.distribute.Strategy, what: str) -> None:
+    """Refuses several replicas, where nothing says how they share a batch out.
+
+    Args:
+        strategy: the model's.
+        what: what must be used with one.
 
     Raises:
         ValueError: if there are several.
     """
     if strategy.num_replicas_in_sync > 1:
         raise ValueError(
-            "`train_on_batch` must be used with one replica: train several with `fit`. Received: "
-            f"{strategy.num_replicas_in_sync} replicas"
+            f"{what} must be used with one replica: train several with `fit` on arrays, whose batches it "
+            f"shares out. Received: {strategy.num_replicas_in_sync} replicas"
         )
+
+
+def check_one_worker(strategy: tf.distribute.Strategy, what: str) -> None:
+    """Refuses several workers, where what one does depends on what the others do.
+
+    Args:
+        strategy: the model's.
+        what: what must be used with one.
+
+    Raises:
+        ValueError: if there are several.
+    """
+    if worker_count(strategy) > 1:
+        raise ValueError(f"{what} must be used with one worker. Received: {worker_count(strategy)} workers")
+
+
+_KINDS = (
+    "_DefaultDistributionStrategy",
+    "OneDeviceStrategy",
+    "MirroredStrategy",
+    "CollectiveAllReduceStrategy",
+)
 
 
 def check_strategy(strategy: tf.distribute.Strategy, optimizer) -> None:
@@ -147,28 +185,44 @@ def check_strategy(strategy: tf.distribute.Strategy, optimizer) -> None:
     Raises:
         ValueError: names what to do instead.
     """
-    if strategy.num_replicas_in_sync == 1:
-        return
-    name = type(strategy).__name__
-    if not isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)):
+    if not any(kind.__name__ in _KINDS for kind in type(strategy).__mro__):
         raise ValueError(
             "The strategy must be a MirroredStrategy or a MultiWorkerMirroredStrategy, under which all "
-            f"replicas take the same steps. Received: {name}"
+            f"replicas take the same steps. Received: {type(strategy).__name__}"
         )
     if worker_count(strategy) == 1:
         return
     if not _keras.FITS_ON_WORKERS:
         raise ValueError(
             "Keras 3 cannot `fit` under a MultiWorkerMirroredStrategy: train with one process and a "
-            f"MirroredStrategy, or with TensorFlow 2.14 and Keras 2. Received: {name}"
+            "MirroredStrategy, or with TensorFlow 2.14 and Keras 2. Received: "
+            f"{worker_count(strategy)} workers"
         )
     if optimizer.public_gradients is not None:
-        raise ValueError(
-            f"{type(optimizer).__name__} must be used with one worker: each would draw other public rows. "
-            f"Received: {worker_count(strategy)} workers"
+        check_one_worker(
+            strategy, f"{type(optimizer).__name__}, whose public rows each would draw by itself,"
         )
     if optimizer.noise == "secure":
+        check_one_worker(strategy, '`noise="secure"`, on whose grid the sum of several would not be,')
+
+
+def check_same(strategy: tf.distribute.Strategy, facts: Any) -> None:
+    """Refuses workers that are not about to do the same; every one of them must call this.
+
+    Args:
+        strategy: the model's.
+        facts: what must be the same everywhere; its `repr` counts.
+
+    Raises:
+        ValueError: if one of the others has other facts.
+    """
+    if worker_count(strategy) == 1:
+        return
+    digest = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:5], "big")
+    with strategy.scope():
+        (total,) = sum_over_workers([tf.constant(digest, tf.int64)])
+    if int(total) != digest * worker_count(strategy):
         raise ValueError(
-            '`noise="secure"` must be used with one worker: sums of several are added up after the noise, '
-            f"and would not be on its grid. Received: {worker_count(strategy)} workers"
+            "All workers must have the same arrays, optimizer, arguments of `fit` and history (with a ledger "
+            f"file, that of the chief). Received, here: {facts}"
         )

@@ -175,6 +175,8 @@ class PrivateTraining(AccountedTraining):
 
     def _gated_step(self, shares):
         """One step of all replicas, if it may run."""
+        if not self._in_loop:
+            replicas.check_one(tf.distribute.get_strategy(), "A step outside of `fit`")
         shares[0].run(self._check_step, shares[0].data)
         self._traced_constants = self._constants()
         meter, counts = self.account().meter, [_row_count(share.data) for share in shares]
@@ -287,7 +289,7 @@ class PrivateTraining(AccountedTraining):
         """How the clipped sum is compiled: not at all, or by XLA for a few sizes of batch."""
         if not self._jit_clipped_sum or tf.executing_eagerly():
             return {}
-        size = self.optimizer.batch_size
+        size = -(-self.optimizer.batch_size // tf.distribute.get_strategy().num_replicas_in_sync)
         return {
             "padded_size": lambda count: padded_size(count, size),
             "compiled": xla.compiled,

@@ -1,5 +1,6 @@
 """Trains the same models on one device and on several, in processes of their own, for test_replicas.py.
 
+    python tests/replica_runs.py quick      one of the models, and noise, as "mirrored" has them
     python tests/replica_runs.py mirrored   on one device, and on two logical devices of one process
     python tests/replica_runs.py worker     as one of the workers that TF_CONFIG names
     python tests/replica_runs.py endless    as one of them that does not stop by itself
@@ -37,6 +38,10 @@ def decayed(**kwargs):
 
 def adam(**kwargs):
     return dp2.DPAdam(0.1, 1.0, noise_multiplier=0.5, **kwargs)
+
+
+def extra_query(**kwargs):
+    return dp2.DP2RMSpropExtraQuery(0.3, 2.0, noise_multiplier=0.8, delay=3, eps=1e-3, **kwargs)
 
 
 def model_of(optimizer, compiled=None):
@@ -118,6 +123,7 @@ CASES = {
     "several steps at once": lambda: fitted(rmsprop, {"steps_per_execution": 5}),
     "decay and averages": lambda: fitted(decayed),
     "adam": lambda: fitted(adam),
+    "two releases": lambda: fitted(extra_query),
     "batches of one's own": own_batches,
     "budget": within_budget,
 }
@@ -128,10 +134,19 @@ def run(case, strategy):
         return case()
 
 
-def mirrored():
+def two_devices():
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    alone, both = tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def quick():
+    both, case = two_devices(), CASES["ghost"]
+    return {"one": case(), "two": run(case, both), "noise": run(noise, both)}
+
+
+def mirrored():
+    alone, both = tf.distribute.get_strategy(), two_devices()
     return {
         "one": {name: case() for name, case in CASES.items()},
         "two": {name: run(case, both) for name, case in CASES.items()},
@@ -164,4 +179,5 @@ def endless():
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps({"mirrored": mirrored, "worker": worker, "endless": endless}[sys.argv[1]]()))
+    cases = {"quick": quick, "mirrored": mirrored, "worker": worker, "endless": endless}
+    print("\n" + json.dumps(cases[sys.argv[1]]()))

@@ -13,7 +13,9 @@ import pytest
 import replica_runs
 import tensorflow as tf
 
+import dp2_keras as dp2
 from dp2_keras import _keras, replicas
+from dp2_keras.privatizer import ClippedSum, ClippingQuery
 from dp2_keras.rows import Rows
 from dp2_keras.sampling import PoissonSampler, dataset_of
 
@@ -59,6 +61,11 @@ def mirrored():
 
 
 @pytest.fixture(scope="module")
+def quick():
+    return answer(started("quick"))
+
+
+@pytest.fixture(scope="module")
 def workers():
     return [answer(process) for process in start_workers(2)]
 
@@ -70,6 +77,12 @@ def assert_same(found, expected):
         expected[name] for name in ("steps", "iterations")
     ]
     assert found["epsilon"] == expected["epsilon"]
+
+
+def test_two_replicas_train_the_weights_of_one_with_the_noise_of_one(quick):
+    assert_same(quick["two"], quick["one"])
+    assert quick["noise"]["deviation"] == pytest.approx(3.0 * 0.5, rel=0.02)  # 40,000 normals.
+    assert quick["noise"]["copies_differ"] == 0
 
 
 @pytest.mark.slow
@@ -118,7 +131,7 @@ def test_the_noise_of_two_workers_is_the_chiefs(workers):
 
 @pytest.mark.slow
 @needs_workers
-def test_a_lost_worker_ends_in_an_error_and_no_further_step():
+def test_a_lost_worker_ends_in_an_error():
     left, lost = start_workers(2, "endless")
     try:
         assert all(process.stdout.readline() == "a step\n" for process in (left, lost))
@@ -152,13 +165,84 @@ def test_replicas_share_out_the_rows_that_one_would_have(count):
 
 
 def test_workers_that_draw_apart_take_each_row_as_often_as_one_would():
-    """Of 4,000 draws of rate 1/5 each row is in 800, with deviation 25.3; its rows are independent."""
-    samplers = [PoissonSampler(10, 2) for _ in range(2)]
-    counts, together = np.zeros(10), 0
-    for step in range(4000):
-        kept = [[r for r in s.rows(step) if r % 2 == k] for k, s in enumerate(samplers)]
-        counts[kept[0]] += 1
-        counts[kept[1]] += 1
-        together += 0 in kept[0] and 1 in kept[1]
-    assert np.abs(counts - 800).max() < 6 * 25.3
-    assert abs(together - 160) < 6 * 12.4
+    """Of 2,000 draws of rate 1/5 each row is in 400, with deviation 17.9; rows are independent."""
+    rows, steps = Rows.of((np.arange(10),)), 2000
+    counts, in_both = np.zeros(10), np.ones([2, steps], bool)
+    for k in range(2):
+        batches = dataset_of(rows, PoissonSampler(10, 2), lambda: 0, steps, replicas=range(k, k + 1), of=2)
+        for step, (batch,) in enumerate(batches):
+            counts[batch.numpy()] += 1
+            in_both[k, step] = k in batch.numpy()
+    assert np.abs(counts - 400).max() < 6 * 17.9
+    assert abs(in_both.all(axis=0).sum() - 80) < 6 * 8.8  # Rows 0 and 1, of different workers.
+
+
+def two_workers(monkeypatch):
+    monkeypatch.setattr(replicas, "worker_count", lambda strategy: 2)
+    monkeypatch.setattr(_keras, "FITS_ON_WORKERS", True)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [dp2.DPSGD(0.1, 1.0, 1.0, noise="secure"), dp2.AdaDPSRMSprop(0.1, 1.0, 1.0)],
+    ids=["secure noise", "public data"],
+)
+def test_what_each_worker_would_do_by_itself_is_refused(monkeypatch, optimizer):
+    two_workers(monkeypatch)
+    with pytest.raises(ValueError, match="must be used with one worker. Received: 2 workers"):
+        replicas.check_strategy(tf.distribute.get_strategy(), optimizer)
+
+
+@pytest.mark.parametrize("arguments", [{"sampling": "shuffle"}, {"max_batch_size": 30}], ids=str)
+def test_batches_that_workers_would_draw_apart_are_refused(monkeypatch, arguments):
+    """Each would shuffle for itself, and an example could be in a step twice."""
+    model = replica_runs.model_of(replica_runs.rmsprop())
+    monkeypatch.setattr(replicas, "check_strategy", lambda *_: None)
+    two_workers(monkeypatch)
+    if "max_batch_size" in arguments:
+        monkeypatch.setattr(type(model), "distribute_strategy", _Two())
+    with pytest.raises(ValueError, match="must be used with one worker"):
+        model.fit(replica_runs.X, replica_runs.Y, batch_size=20, verbose=0, **arguments)
+    assert model.ledger.steps == 0
+
+
+class _Two:
+    """As much of a strategy of two workers as is looked at before the first step."""
+
+    num_replicas_in_sync = 2
+
+    class extended:
+        worker_devices = ("CPU:0",)
+        _get_replica_id_in_sync_group = staticmethod(lambda k: k)
+
+
+def test_a_step_by_hand_is_refused_on_several_replicas():
+    """Each would be given the same examples, which then count as often as there are replicas."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    model = replica_runs.model_of(replica_runs.rmsprop(expected_batch_size=20))
+    with pytest.raises(ValueError, match="A step outside of `fit` must be used with one replica"):
+        with tf.distribute.ReplicaContext(strategy, 0):
+            model._gated_step([])
+
+
+def test_a_strategy_whose_replicas_go_their_own_ways_is_refused():
+    class ParameterServerStrategyV2:
+        num_replicas_in_sync = 1
+
+    with pytest.raises(ValueError, match="must be a MirroredStrategy.*Received: ParameterServerStrategyV2"):
+        replicas.check_strategy(ParameterServerStrategyV2(), replica_runs.rmsprop())
+
+
+def test_sums_of_workers_have_no_bits_beyond_those_of_the_noise(monkeypatch):
+    two_workers(monkeypatch)
+    monkeypatch.setattr(replicas, "sum_over_workers", lambda tensors: [2 * t for t in tensors])
+    (total,) = replicas.added_up([tf.constant(1 + 2.0**-40, tf.float64)])
+    assert total.dtype == tf.float64 and float(total) == 2.0
+
+
+def test_only_answers_to_one_query_are_added_up():
+    queries = [ClippingQuery([tf.zeros([2])], None, 1.0) for _ in range(2)]
+    one, other = (ClippedSum(query, [tf.ones([2])]) for query in queries)
+    assert one.plus([one]).values[0].numpy().tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="one and the same query"):
+        one.plus([other])

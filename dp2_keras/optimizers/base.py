@@ -253,7 +253,7 @@ class PrivateOptimizer(_keras.Optimizer):
         if self.sigma > 0 and replicas.is_chief(tf.distribute.get_strategy()):
             indices = [self.variable_index(v) for v in clipped.query.variables]
             values = add_noise(clipped, self.sigma, self._noise_source, draw, stream, indices)
-        return [value / self._batch_size for value in replicas.sum_over_workers(values)]
+        return [value / self._batch_size for value in replicas.added_up(values)]
 
     def _directions(self, variables, gradients):
         """What the learning rate multiplies, from this step's private gradients."""

@@ -32,7 +32,7 @@ class Mutant:
 _PRIVATIZER = "tests/test_privatizer.py"
 _TRAJECTORIES = "tests/test_trajectories.py"
 _GHOST = "tests/test_ghost_bounds.py tests/test_ghost.py"
-_MEAN = "        return [value / self._batch_size for value in replicas.sum_over_workers(values)]\n"
+_MEAN = "        return [value / self._batch_size for value in replicas.added_up(values)]\n"
 _FINISH = "            self.optimizer.finish_step(result.clipped_sum, regularization)\n"
 
 MUTANTS = [
