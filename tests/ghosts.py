@@ -21,17 +21,19 @@ MODES = ("eager", "graph", "xla")
 PHASES = ("sgd", "adaptive")
 
 
-def private(build, x, method="ghost", clips=(1.0, 1.0), loss="mse", **compile_arguments):
-    """A compiled private model whose preconditioner is random, and its scale, flat."""
+def private(
+    build, x, method="ghost", clips=(1.0, 1.0), loss="mse", scale_seed=11, spread=2.0, **compile_arguments
+):
+    """A compiled private model whose preconditioner is random."""
     model = dp2.make_private(zoo.filled(build(), x))
     optimizer = dp2.DP2RMSprop(
         0.1, clips[1], 0.0, delay=1, sgd_l2_norm_clip=clips[0], eps=EPS, expected_batch_size=4, noise_seed=1
     )
     model.compile(optimizer, loss=loss, method=method, **compile_arguments)
     optimizer.build(model.trainable_variables)
-    rng = np.random.default_rng(11)
+    rng = np.random.default_rng(scale_seed)
     for moment in optimizer._second_moments:
-        moment.assign(rng.lognormal(-2.0, 2.0, size=moment.shape))
+        moment.assign(rng.lognormal(-2.0, spread, size=moment.shape))
     return model
 
 

@@ -144,7 +144,27 @@ class Twofold(layers.Layer):
         return tf.tensordot(hidden, self.matrix, 1) + self.offset
 
 
+@dp2.declare_per_example
+class Tied(layers.Layer):
+    """One table for words and for the scores of words: E[id], and h E^T."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(7, 3), name="table")
+
+    def call(self, inputs, reverse=False):
+        if reverse:
+            return tf.tensordot(inputs, tf.transpose(self.table), 1)
+        return tf.gather(self.table, inputs)
+
+
+def tied():
+    tokens, table = keras.Input((5,), dtype="int32"), Tied()
+    hidden = layers.Dense(3, "tanh")(layers.GlobalAveragePooling1D()(table(tokens)))
+    return keras.Model(tokens, layers.Dense(2)(table(hidden, reverse=True)))
+
+
 MADE = {
+    "tied": (tied, TOKENS),
     "lstm": over(SEQUENCE, lambda: layers.LSTM(3)),
     "gru_sequences": over(SEQUENCE, lambda: layers.GRU(2, return_sequences=True)),
     "prelu": over(SEQUENCE, layers.PReLU),

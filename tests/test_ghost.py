@@ -123,7 +123,9 @@ def shapes_in(graph):
 
 
 @pytest.mark.parametrize(
-    "case", "dense dense_over_time embedding conv2d_same_strided einsum lstm used_twice".split()
+    "case",
+    "dense dense_over_time embedding conv1d conv2d_same_strided conv3d depthwise2d separable2d einsum lstm "
+    "used_twice tied".split(),
 )
 def test_no_tensor_holds_a_gradient_per_example(case, monkeypatch):
     build, x = ALL[case]
@@ -142,38 +144,68 @@ def test_no_tensor_holds_a_gradient_per_example(case, monkeypatch):
 
 # Random models.
 
-steps_of = {
-    "dense": lambda size: layers.Dense(size, "tanh"),
-    "conv": lambda size: layers.Conv1D(size, 2, padding="same", activation="tanh"),
-    "norm": lambda size: layers.LayerNormalization(),
-    "group_norm": lambda size: layers.GroupNormalization(1),
-    "depthwise": lambda size: layers.DepthwiseConv1D(2, padding="same"),
-    "separable": lambda size: layers.SeparableConv1D(size, 2, padding="same"),
-    "einsum": lambda size: layers.EinsumDense("...x,xy->...y", size, bias_axes="y"),
-    "pool": lambda size: layers.AveragePooling1D(2, padding="same"),
+
+def twice(x):
+    dense = layers.Dense(x.shape[-1], "tanh")
+    return dense(dense(x))
+
+
+STEPS = {
+    "dense": lambda x, size: layers.Dense(size, "tanh")(x),
+    "conv": lambda x, size: layers.Conv1D(size, 2, padding="same", activation="tanh")(x),
+    "norm": lambda x, size: layers.LayerNormalization()(x),
+    "group_norm": lambda x, size: layers.GroupNormalization(1)(x),
+    "depthwise": lambda x, size: layers.DepthwiseConv1D(2, padding="same")(x),
+    "separable": lambda x, size: layers.SeparableConv1D(size, 2, padding="same")(x),
+    "einsum": lambda x, size: layers.EinsumDense("...x,xy->...y", size, bias_axes="y")(x),
+    "pool": lambda x, size: layers.AveragePooling1D(2, padding="same")(x),
+    "attention": lambda x, size: layers.MultiHeadAttention(2, size)(x, x),
+    "residual": lambda x, size: layers.Add()([x, layers.Dense(x.shape[-1], "tanh")(x)]),
+    "twice": lambda x, size: twice(x),
+    "custom": lambda x, size: layer_cases.Twofold()(x),
 }
-
-
-@hypothesis.settings(deadline=None, max_examples=8, derandomize=True)
-@hypothesis.given(
-    steps=st.lists(st.tuples(st.sampled_from(sorted(steps_of)), st.integers(1, 4)), min_size=1, max_size=4),
-    tokens=st.booleans(), length=st.integers(1, 5), phase=st.sampled_from(PHASES), clip=st.floats(0.05, 20.0),
-    seed=st.integers(0, 99),
+FAMILY = dict(
+    steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(1, 4)), min_size=1, max_size=4),
+    tokens=st.booleans(), length=st.integers(1, 5), clip=st.floats(0.05, 20.0), seed=st.integers(0, 99),
+    spread=st.floats(0.0, 4.0),
 )  # fmt: skip
-def test_random_models_agree_with_the_loop(steps, tokens, length, phase, clip, seed):
-    def build():
-        first = [layers.Embedding(5, 3)] if tokens else []
-        stack = [steps_of[name](size) for name, size in steps]
-        inputs = keras.Input((length,), dtype="int32") if tokens else keras.Input((length, 3))
-        return keras.Sequential([inputs, *first, *stack, layers.Flatten(), layers.Dense(2)])
 
+
+def random_model(steps, tokens, length):
+    inputs = keras.Input((length,), dtype="int32") if tokens else keras.Input((length, 3))
+    x = layers.Embedding(5, 3)(inputs) if tokens else inputs
+    for name, size in steps:
+        x = STEPS[name](x, size)
+    return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+
+
+def check_random_model(steps, tokens, length, clip, seed, spread):
+    build = lambda: random_model(steps, tokens, length)  # noqa: E731
     x = zoo.integers_below(5, 4, length, seed=seed) if tokens else normal(4, length, 3, seed=seed)
     plain = zoo.filled(build(), x)
     loop = zoo.slow_gradients(plain, x, LABELS, zoo.sum_of_losses("mse"))
     gradients = list(loop(flat(plain.trainable_variables), range(4)))
-    model = private(build, x, clips=(clip, clip))
-    assert model.privacy_plan().method == "ghost"
-    assert_close(clipped_sum(model, phase, x), expected(gradients, scale(model, phase), clip))
+    how = dict(clips=(clip, clip), scale_seed=seed, spread=spread)
+    model = private(build, x, **how)
+    answers = [answer_function(model)]
+    if not {"einsum", "attention"} & {name for name, _ in steps}:  # As for VECTORIZABLE.
+        answers.append(answer_function(private(build, x, "vectorized", **how)))
+    for phase in PHASES:
+        for answer in answers:
+            assert_close(answer(phase, x, LABELS[:4])[0], expected(gradients, scale(model, phase), clip))
+
+
+@hypothesis.settings(deadline=None, max_examples=8, derandomize=True)
+@hypothesis.given(**FAMILY)
+def test_random_models_agree_with_the_loop_and_the_vectorized_path(**model):
+    check_random_model(**model)
+
+
+@pytest.mark.slow
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(**FAMILY)
+def test_many_random_models_agree_with_the_loop_and_the_vectorized_path(**model):
+    check_random_model(**model)
 
 
 # How a step uses it.
