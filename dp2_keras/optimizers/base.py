@@ -114,6 +114,8 @@ class PrivateOptimizer(_keras.Optimizer):
             _checks.fail("an integer or None", noise_seed=noise_seed)
         if weight_decay is not None:
             _checks.non_negative(weight_decay=weight_decay)
+        if name is not None and not isinstance(name, str):
+            _checks.fail("a string or None", name=name)
         super().__init__(
             learning_rate=check_rate(learning_rate=learning_rate),
             weight_decay=weight_decay,
