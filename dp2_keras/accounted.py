@@ -232,7 +232,8 @@ class AccountedTraining(_keras.BuiltByShape):
         if optimizer.sigma is None:
             budget.check_remainder(account.ledger)
             optimizer.calibrate(_calibrated(plan, budget, account.ledger, optimizer))
-        facts = plan.sampling, plan.steps_per_epoch, optimizer.mechanism(), account.ledger.steps
+        steps = plan.steps_per_epoch, account.ledger.steps
+        facts = plan.sampling, optimizer.mechanism(), optimizer.batch_size, steps
         replicas.check_same(self.distribute_strategy, facts)
         budget.check(account.ledger, optimizer.mechanism(), plan.sampling)
         self._retrace_if_changed()

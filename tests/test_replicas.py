@@ -144,7 +144,7 @@ def test_a_lost_worker_ends_in_an_error():
     assert "Error" in errors
 
 
-@pytest.mark.skipif(_keras.FITS_ON_WORKERS, reason="Keras 2 can.")
+@pytest.mark.skipif(_keras.FITS_ON_WORKERS, reason="Keras 2 trains several workers")
 def test_workers_are_refused_where_keras_cannot_train_them(monkeypatch):
     monkeypatch.setattr(replicas, "worker_count", lambda strategy: 2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
