@@ -129,7 +129,10 @@ class Outer(Contribution):
         if self.is_made:
             return super().squared_norms(scale)
         a, d = self.operands
-        return _product_norms(a, d) if scale is None else _scaled_product_norms(a, d, scale)
+        if scale is None:
+            return product_norms(privatizer.squared_norms(a), a.shape[-1], d)
+        scale = tf.reshape(scale, [a.shape[-1], d.shape[-1]])
+        return scaled_product_norms(lambda squares: tf.matmul(tf.square(a), squares), d, scale)
 
     def weighted_sum(self, factors, kept):
         if self.is_made:
@@ -222,21 +225,33 @@ class Made(Contribution):
 _TINY = 2.0**-126
 
 
-def _product_norms(a, d):
-    """||a||^2 ||d||^2, with room for the squares that vanish."""
+def product_norms(squared_norms: tf.Tensor, width: int, d: tf.Tensor) -> tf.Tensor:
+    """||a||^2 ||d||^2, with room for the squares that vanish.
+
+    Args:
+        squared_norms: ||a||^2, float64 [n].
+        width: how many entries a row of a has.
+        d: [n, out].
+    """
     d, largest = _to_unit_size(d)
-    squares = [privatizer.squared_norms(t) + t.shape[-1] * _TINY for t in (a, d)]
-    return squares[0] * squares[1] * tf.square(largest)
+    of_d = privatizer.squared_norms(d) + d.shape[-1] * _TINY
+    return (squared_norms + width * _TINY) * of_d * tf.square(largest)
 
 
-def _scaled_product_norms(a, d, scale):
-    """(a^2)^T S^2 d^2, with room for the squares that vanish."""
-    scale = tf.cast(tf.reshape(scale, [a.shape[-1], d.shape[-1]]), a.dtype)
-    squares = tf.maximum(tf.square(scale), _TINY)
-    room = tf.matmul(tf.fill([1, a.shape[-1]], tf.cast(_TINY, a.dtype)), squares)
+def scaled_product_norms(weigh: Callable, d: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """(a^2)^T S^2 d^2, with room for the squares that vanish.
+
+    Args:
+        weigh: maps S^2 to its product with a^2, [n, out].
+        d: [n, out].
+        scale: S, [in, out].
+    """
+    squares = tf.maximum(tf.square(tf.cast(scale, d.dtype)), _TINY)
+    width = scale.shape[0] + scale.shape[1]
+    room = tf.reduce_sum(squares * tf.cast(_TINY, d.dtype), axis=0)
     d, largest = _to_unit_size(d)
-    squared = tf.reduce_sum((tf.matmul(tf.square(a), squares) + room) * tf.square(d), axis=-1)
-    lost = (a.shape[-1] + d.shape[-1]) * 2.0**-24  # At most: what is small beside a large term of a sum.
+    squared = tf.reduce_sum((weigh(squares) + room) * tf.square(d), axis=-1)
+    lost = width * 2.0**-24  # At most: what is small beside a large term of a sum.
     return tf.cast(squared, tf.float64) * tf.square(largest) * (1.0 + lost)
 
 

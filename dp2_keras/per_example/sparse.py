@@ -2,7 +2,7 @@
 
     g = a d^T,   ||S * g||^2 = sum over a_j != 0 of a_j^2 (S_j^2 . d^2)
 
-A row of S and of d per entry of a: memory grows with the entries that are not zero.
+The sum over entries is a product of sparse a^2 and S^2: memory grows with the entries of a and of d alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from dp2_keras import privatizer
-from dp2_keras.per_example.contributions import Contribution
+from dp2_keras.per_example.contributions import Contribution, product_norms, scaled_product_norms
 
 
 class SparseOuter(Contribution):
@@ -28,7 +28,7 @@ class SparseOuter(Contribution):
 
     def __init__(self, a: tf.SparseTensor, d: tf.Tensor, shape: Sequence[int]):
         super().__init__([d], shape)
-        self.rows, self.columns, self.entries = _distinct(a)
+        self.rows = _distinct(a)
 
     def gradients(self, d):
         raise ValueError(
@@ -37,23 +37,23 @@ class SparseOuter(Contribution):
         )
 
     def squared_norms(self, scale):
-        d = self.operands[0]
-        at_entries = tf.gather(d, self.rows) * self.entries[:, None]
-        if scale is not None:
-            at_entries *= tf.cast(tf.gather(scale, self.columns), d.dtype)
-        return tf.math.unsorted_segment_sum(privatizer.squared_norms(at_entries), self.rows, tf.shape(d)[0])
+        d, rows = self.operands[0], self.rows
+        if scale is None:
+            squares = tf.square(tf.cast(rows.values, tf.float64))
+            of_rows = tf.math.unsorted_segment_sum(squares, rows.indices[:, 0], tf.shape(d)[0])
+            return product_norms(of_rows, self.shape[0], d)
+        squared = rows.with_values(tf.square(rows.values))
+        return scaled_product_norms(lambda squares: tf.sparse.sparse_dense_matmul(squared, squares), d, scale)
 
     def weighted_sum(self, factors, kept):
         d = privatizer.select(self.operands[0], kept)
         d *= tf.cast(privatizer.as_column(factors, 2), d.dtype)
-        entries = privatizer.select(self.entries, tf.gather(kept, self.rows))
-        indices = tf.stack([self.columns, self.rows], axis=1)
-        transposed = tf.SparseTensor(indices, entries, [self.shape[0], tf.shape(d, tf.int64)[0]])
-        return tf.sparse.sparse_dense_matmul(transposed, d)
+        entries = privatizer.select(self.rows.values, tf.gather(kept, self.rows.indices[:, 0]))
+        return tf.sparse.sparse_dense_matmul(self.rows.with_values(entries), d, adjoint_a=True)
 
 
 def _distinct(a):
-    """Rows, columns and values of the entries, those at one place added up.
+    """The same rows, entries at one place added up.
 
     Entries in order, as batches of SciPy's rows have them, are told apart at a glance.
     """
@@ -62,9 +62,8 @@ def _distinct(a):
     def added_up():
         distinct, number = tf.unique(place)
         entries = tf.math.unsorted_segment_sum(a.values, number, tf.size(distinct))
-        return distinct // a.dense_shape[1], distinct % a.dense_shape[1], entries
+        return tf.stack([distinct // a.dense_shape[1], distinct % a.dense_shape[1]], axis=1), entries
 
-    def as_they_are():
-        return a.indices[:, 0], a.indices[:, 1], a.values
-
-    return tf.cond(tf.reduce_all(place[1:] > place[:-1]), as_they_are, added_up)
+    in_order = tf.reduce_all(place[1:] > place[:-1])
+    indices, entries = tf.cond(in_order, lambda: (a.indices, a.values), added_up)
+    return tf.SparseTensor(indices, entries, a.dense_shape)

@@ -32,6 +32,7 @@ class Mutant:
 _PRIVATIZER = "tests/test_privatizer.py"
 _TRAJECTORIES = "tests/test_trajectories.py"
 _GHOST = "tests/test_ghost_bounds.py tests/test_ghost.py"
+_SPARSE = "tests/test_sparse.py"
 _MEAN = "        return [value / self._batch_size for value in replicas.added_up(values)]\n"
 _FINISH = "            self.optimizer.finish_step(result.clipped_sum, regularization)\n"
 
@@ -47,9 +48,16 @@ MUTANTS = [
     Mutant(
         "ghost norms without the scale",
         "per_example/contributions.py",
-        "return _product_norms(a, d) if scale is None else _scaled_product_norms(a, d, scale)",
-        "return _product_norms(a, d)",
+        "if scale is None:\n            return product_norms(",
+        "if True:\n            return product_norms(",
         _GHOST,
+    ),
+    Mutant(
+        "ghost norms of sparse rows without the scale",
+        "per_example/sparse.py",
+        "if scale is None:",
+        "if True:",
+        _SPARSE,
     ),
     Mutant(
         "each layer is clipped by a norm of its own",
