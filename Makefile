@@ -49,24 +49,26 @@ $(VENV)/demo/ready: setup.py
 	$(VENV)/demo/bin/$(PIP) ".[plots]"
 	touch $@
 
-$(VENV)/modern/ready: setup.py requirements/modern.txt requirements/dev.txt
+# `-c`: the versions of everything that is installed, so that a test that turns red has a cause of our own.
+$(VENV)/modern/ready: setup.py requirements/modern.txt requirements/dev.txt requirements/modern-versions.txt
 	$(PYTHON) -m venv $(VENV)/modern
-	$(VENV)/modern/bin/$(PIP) -r requirements/modern.txt -r requirements/dev.txt ruff
+	$(VENV)/modern/bin/$(PIP) -c requirements/modern-versions.txt -r requirements/modern.txt -r requirements/dev.txt ruff
 	$(VENV)/modern/bin/$(PIP) --no-deps -e .
 	touch $@
 
-$(VENV)/classic/ready: setup.py requirements/classic.txt requirements/classic-no-deps.txt requirements/dev.txt
+$(VENV)/classic/ready: setup.py requirements/classic.txt requirements/classic-no-deps.txt requirements/dev.txt \
+		requirements/classic-versions.txt
 	$(PYTHON) -m venv $(VENV)/classic
-	$(VENV)/classic/bin/$(PIP) -r requirements/classic.txt
+	$(VENV)/classic/bin/$(PIP) -c requirements/classic-versions.txt -r requirements/classic.txt
 	$(VENV)/classic/bin/$(PIP) --no-deps -r requirements/classic-no-deps.txt
-	$(VENV)/classic/bin/$(PIP) -r requirements/classic.txt -r requirements/dev.txt
+	$(VENV)/classic/bin/$(PIP) -c requirements/classic-versions.txt -r requirements/classic.txt -r requirements/dev.txt
 	$(VENV)/classic/bin/$(PIP) --no-deps --no-build-isolation -e .
 	touch $@
 
 # Contenders of `make bench` alone.
-$(VENV)/torch/ready $(VENV)/jax/ready: $(VENV)/%/ready: requirements/%.txt
+$(VENV)/torch/ready $(VENV)/jax/ready: $(VENV)/%/ready: requirements/%.txt requirements/%-versions.txt
 	$(PYTHON) -m venv $(VENV)/$*
-	$(VENV)/$*/bin/$(PIP) -r $<
+	$(VENV)/$*/bin/$(PIP) -c requirements/$*-versions.txt -r $<
 	touch $@
 
 clean:

@@ -232,8 +232,9 @@ class AccountedTraining(_keras.BuiltByShape):
         if optimizer.sigma is None:
             budget.check_remainder(account.ledger)
             optimizer.calibrate(_calibrated(plan, budget, account.ledger, optimizer))
-        steps = plan.steps_per_epoch, account.ledger.steps
-        facts = plan.sampling, optimizer.mechanism(), optimizer.batch_size, steps
+        optimizer.settle_rate(plan.steps)
+        steps = plan.steps, plan.steps_per_epoch, account.ledger.steps
+        facts = plan.sampling, optimizer.mechanism(), optimizer.batch_size, optimizer.get_config(), steps
         replicas.check_same(self.distribute_strategy, facts)
         budget.check(account.ledger, optimizer.mechanism(), plan.sampling)
         self._retrace_if_changed()

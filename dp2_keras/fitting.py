@@ -57,6 +57,11 @@ class Plan:
     sampling: PoissonSampling | ShuffledSampling
     steps_per_epoch: int | None
 
+    @property
+    def steps(self) -> int | None:
+        """How many steps there are from the first epoch to the last, those of an earlier fit included."""
+        return self.steps_per_epoch and self.arguments["epochs"] * self.steps_per_epoch
+
     def entry(self, mechanism) -> Entry:
         """All steps of the fit, for calibration.
 

@@ -131,6 +131,14 @@ def test_statistics_are_in_the_config_and_in_files(given, tmp_path):
         optimizer.public_second_moments = None
 
 
+@pytest.mark.parametrize("module, name", [("os", "system"), ("builtins", "exec"), (__name__, "path_of")])
+def test_a_file_cannot_name_a_function_that_is_not_registered(module, name):
+    config = dp2.AdaDPSRMSprop(0.05, 1.5, 0.5, **COMMON).get_config()
+    function = {"module": module, "class_name": "function", "config": name, "registered_name": name}
+    with pytest.raises(ValueError, match=f"must be registered with .* Received: {name}"):
+        dp2.AdaDPSRMSprop.from_config({**config, "public_second_moments": function})
+
+
 @pytest.mark.parametrize(
     "given, message",
     [

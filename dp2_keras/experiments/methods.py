@@ -163,6 +163,7 @@ METHODS = {
         {**_without_clips(_DELAYED), "l2_norm_clip": CLIPS},  # One clip, of gradients as they are.
     ),
     "DP2NoiseFloor": Method(_private("DP2NoiseFloor"), {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS}),
+    "DP2NoiseFloorDefaults": Method(_private("DP2NoiseFloor"), {}),
     "AdaDPSRMSprop": Method(
         _private("AdaDPSRMSprop"),
         {"learning_rate": DELAYED_RATES, "l2_norm_clip": SCALED_CLIPS, "eps": EPS},

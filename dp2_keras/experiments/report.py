@@ -149,7 +149,7 @@ def _search(result):
 def _hyper(result):
     if result["hyper"] is None:
         return "–"
-    words = ", ".join(f"{name} {value:g}" for name, value in result["hyper"].items())
+    words = ", ".join(f"{name} {value:g}" for name, value in result["hyper"].items()) or "defaults"
     return f"{words} ({result['source']})"
 
 

@@ -117,10 +117,14 @@ def _problem_of(case):
     return case.task, case.method, case.epochs, case.batch_size, case.noise_multiplier, space
 
 
+def _has_a_choice(case):
+    return bool(methods.get(case.method).space)
+
+
 def _searched(cases: list[Case], store: Store, options: Options) -> dict[tuple, Choice]:
     """The winner of each search."""
     first = {}
-    for case in cases:
+    for case in filter(_has_a_choice, cases):
         first.setdefault(_problem_of(case), case)
     grids = {problem: _grid(case, options) for problem, case in first.items()}
     points = {problem: search.candidates(grids[problem], options.search) for problem in first}
@@ -144,7 +148,8 @@ def _grid(case, options):
 def _runs(case, chosen, configuration, options):
     """The runs of a case, one for each seed; none if there are no hyper-parameters for it."""
     choice = chosen.get(_problem_of(case))
-    hyper = choice.hyper if choice is not None else None if options.search else case.hyper
+    stated = None if options.search and _has_a_choice(case) else case.hyper
+    hyper = stated if choice is None else choice.hyper
     if hyper is None:
         return []
     extra = {"evaluations": configuration.evaluations, "probes": configuration.probes}

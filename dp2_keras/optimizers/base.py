@@ -406,6 +406,16 @@ class PrivateOptimizer(_keras.Optimizer):
             )
         self._sigma = float(noise_multiplier)
 
+    def settle_rate(self, steps: int | None) -> None:
+        """Settles a rate that depends on how many steps there will be, after batch size and noise.
+
+        Args:
+            steps: of the fit that begins, from its first epoch; None if only the data can tell.
+
+        Raises:
+            ValueError: if the rate depends on it and it is not known.
+        """
+
     def noise_multipliers(self, sigma: float) -> tuple[float, ...]:
         """What each release that one step makes of its batch has for its noise multiplier."""
         return (sigma,)
@@ -573,8 +583,26 @@ def _refuse_arguments(optimizer, arguments):
 def _serialized(value):
     if hasattr(value, "numpy") or _keras.is_variable(value):
         return float(_keras.native(value).numpy())
+    if inspect.isfunction(value):  # By its registered name alone; see `_registered_function`.
+        return {"class_name": "function", "registered_name": _keras.keras.saving.get_registered_name(value)}
     return _keras.keras.saving.serialize_keras_object(value) if callable(value) else value
 
 
 def _deserialized(value):
-    return _keras.keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    if value.get("class_name") == "function":
+        return _registered_function(value)
+    return _keras.keras.saving.deserialize_keras_object(value)
+
+
+def _registered_function(config):
+    """Keras would import and hand out any function that a file names, and the optimizer would call it."""
+    name = config.get("registered_name")
+    function = _keras.keras.saving.get_registered_object(name)
+    if not inspect.isfunction(function):
+        raise ValueError(
+            "A function in the config of an optimizer must be registered with "
+            f"`keras.saving.register_keras_serializable`: a file could name any other. Received: {name}"
+        )
+    return function
