@@ -54,6 +54,13 @@ def fraction(**arguments):
             fail("at least 0 and below 1", **{name: value})
 
 
+def closed_unit(**arguments):
+    """In [0, 1]."""
+    for name, value in arguments.items():
+        if not is_number(value) or not 0 <= value <= 1:
+            fail("at least 0 and at most 1", **{name: value})
+
+
 def boolean(**arguments):
     for name, value in arguments.items():
         if not isinstance(value, bool):

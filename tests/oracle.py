@@ -62,11 +62,11 @@ def extra_query(gradients, w, batches, *, rule, s, lr, lr_sgd, clip_norm, clip_s
     return np.array(path)
 
 
-def noise_floor(gradients, w, batches, *, delay, lr, clip_norm, batch_size, sigma, noise):
+def noise_floor(gradients, w, batches, *, delay, power, lr, clip_norm, batch_size, sigma, noise):
     """DP² whose scale is relative to the noise."""
     nu2, u, squares, path = (sigma * clip_norm / batch_size) ** 2, np.zeros_like(w), [], [w]
     for t, batch in enumerate(batches):
-        d = np.sqrt(nu2 / (u + nu2))
+        d = (nu2 / (u + nu2)) ** (power / 2)
         total = sum([clip(d * g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
         g = (total + sigma * clip_norm * noise[t]) / batch_size
         squares.append((g**2 - nu2) / d**2)

@@ -102,3 +102,9 @@ def test_batches_without_end_need_their_number():
 def test_other_words_are_refused(given):
     with pytest.raises(ValueError, match="learning_rate"):
         dp2.DP2NoiseFloor(given, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize("power", [-0.1, 1.1, None, "half"])
+def test_a_power_is_between_none_and_all(power):
+    with pytest.raises(ValueError, match="`power` must be"):
+        dp2.DP2NoiseFloor(noise_multiplier=1.0, power=power)

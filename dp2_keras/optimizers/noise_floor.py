@@ -1,7 +1,7 @@
 """DP² whose scale is measured against the noise: coordinates that hold nothing but noise are left alone.
 
     nu  = sigma C / B                                    the deviation of the noise in g~, which is public
-    d   = nu / sqrt(u + nu^2)                            in (0, 1]; 1 before the first refresh
+    d   = (1 + u / nu^2)^(-p/2)                          in (0, 1]; 1 before the first refresh
     g~  = ( sum_i clip(d g_i, C) + N(0, (sigma C)^2 I) ) / B
     m  <- m + ((g~^2 - nu^2) / d^2 - m) / (t + 1)        the mean square of the gradients, free of the noise's
     t mod s == 0 : u <- max(m, 0)                        (refresh)
@@ -13,7 +13,8 @@ before the clip and the noise; it costs nothing. Three things differ. Every rele
 adaptive steps too, because what was scaled by a known d can be scaled back. The noise's own square is taken
 off, so that u is not a floor of noise. And the scale is relative to the noise: where u << nu^2 it is 1, which
 is DP-SGD, and not 1 / sqrt(v), which magnifies what is nothing but noise. So one clip norm and one rate serve
-all steps, and there is no eps.
+all steps, and there is no eps. The power p lies between DP-SGD (0) and a scale that brings all that is above
+the noise down to it (1), which few steps make too slow.
 
 The noise of a weight after T steps has the deviation lr nu sqrt(T), which is public; it is what a rate costs.
 So a rate is chosen by the noise one is willing to find in the weights, whatever batch, noise and clip norm.
@@ -33,7 +34,7 @@ WEIGHT_NOISE = 0.3  # r.
 
 @_keras.register
 class DP2NoiseFloor(EveryStep):
-    """DP² with a scale relative to the noise: d = nu / sqrt(u + nu^2), nu = sigma C / B. Needs no setting.
+    """DP² with a scale relative to the noise: d = (1 + u / nu^2)^(-p/2), nu = sigma C / B. Needs no setting.
 
     Args:
         learning_rate: float or `LearningRateSchedule`, that of DP-SGD. Defaults to "auto": `fit` takes the
@@ -43,6 +44,7 @@ class DP2NoiseFloor(EveryStep):
         noise_multiplier: sigma, above 0: without noise there is nothing to measure against. Defaults to
             "auto": `fit` calibrates it to its `PrivacyBudget`.
         delay: s, how many steps a scale is used for. Defaults to 10.
+        power: p, from 0, which is DP-SGD, to 1. Defaults to 0.5.
         **kwargs: see `PrivateOptimizer`.
 
     Raises:
@@ -60,15 +62,24 @@ class DP2NoiseFloor(EveryStep):
     """
 
     def __init__(
-        self, learning_rate="auto", l2_norm_clip=0.3, noise_multiplier="auto", *, delay=10, **kwargs
+        self,
+        learning_rate="auto",
+        l2_norm_clip=0.3,
+        noise_multiplier="auto",
+        *,
+        delay=10,
+        power=0.5,
+        **kwargs,
     ):
         _checks.positive_integer(delay=delay)
+        _checks.closed_unit(power=power)
         if noise_multiplier == 0:
             rule = "above 0: the scale is relative to the noise. Without noise, use DP2RMSprop"
             _checks.fail(rule, noise_multiplier=noise_multiplier)
         is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
         super().__init__(0.0 if is_auto else learning_rate, l2_norm_clip, noise_multiplier, **kwargs)
         self.delay = delay
+        self.power = power
         self._rate_is_auto, self._awaits_rate = is_auto, is_auto
         self._mean_squares = None
 
@@ -111,7 +122,8 @@ class DP2NoiseFloor(EveryStep):
         return (self.sigma * self.l2_norm_clip / self._batch_size) ** 2
 
     def _scale(self, variable):
-        return tf.math.rsqrt(1.0 + self._state(self._second_moments, variable) / self._floor)
+        above_noise = self._state(self._second_moments, variable) / self._floor
+        return tf.pow(1.0 + above_noise, -self.power / 2.0)
 
     def _directions(self, variables, gradients):
         for gradient, variable in zip(gradients, variables):
