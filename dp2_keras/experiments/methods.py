@@ -162,7 +162,10 @@ METHODS = {
         _private("DP2RMSpropNoiseFirst"),
         {**_without_clips(_DELAYED), "l2_norm_clip": CLIPS},  # One clip, of gradients as they are.
     ),
-    "DP2NoiseFloor": Method(_private("DP2NoiseFloor"), {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS}),
+    "DP2NoiseFloor": Method(
+        _private("DP2NoiseFloor"),
+        {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS, "power": (0.25, 0.5, 0.75, 1.0)},
+    ),
     "DP2NoiseFloorDefaults": Method(_private("DP2NoiseFloor"), {}),
     "AdaDPSRMSprop": Method(
         _private("AdaDPSRMSprop"),
