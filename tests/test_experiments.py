@@ -240,7 +240,7 @@ def test_a_configuration_is_valid_and_names_what_there_is(name, quick):
     for case in found.cases:
         assert case.task in tasks.TASKS and case.method in methods.METHODS
         assert quick == (case.task == "synthetic")
-        assert case.hyper or not quick
+        assert case.hyper is not None or not quick
         assert (case.noise_multiplier is None) == (case.match is not None)
 
 
@@ -370,17 +370,19 @@ def command(out, *options):
 
 
 def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
-    options = "--table main --figure curves --seeds 2 --epochs 1 --methods DPSGD --search 2".split()
+    options = (
+        "--table main --figure curves --seeds 2 --epochs 1 --methods DPSGD --search 2 --refine 3".split()
+    )
     assert command(tmp_path, *options) == 0
     captured = capsys.readouterr()
     assert "| DPSGD | 1 | " in captured.out and f"Report: {tmp_path}" in captured.out
-    assert "[########################] 2/2 runs\n" in captured.err
+    assert "[########################] 2/2 runs\n" in captured.err  # And then 3 around the better one.
     text = (tmp_path / "report.md").read_text()
     assert text.count("| DPSGD | 1 | ") == 2 and "![Learning curves](curves.png)" in text
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((tmp_path / "main.json").read_text())
     (result,) = found["settings"][0]["results"]
-    assert result["seeds"] == 2 and result["search"]["runs"] == 2 and found["versions"]["dp2_keras"]
+    assert result["seeds"] == 2 and result["search"]["runs"] == 5 and found["versions"]["dp2_keras"]
     assert f"{result['epsilon']:.4f} | {result['train']['mean']:.3f} ± " in text
     lines = (tmp_path / "main.csv").read_text().splitlines()
     assert lines[0].startswith("key,task,method,seed") and len(lines) == 1 + 2
@@ -388,8 +390,16 @@ def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
     rows = (tmp_path / "runs.jsonl").read_text()
     searched = [row for row in map(json.loads, rows.splitlines()) if row["seed"] == search.SEED]
     assert result["hyper"] == max(searched, key=lambda row: row["curve"][-1]["train"])["hyper"]
-    assert rows.count("\n") == 4 and command(tmp_path, *options) == 0
+    assert rows.count("\n") == 5 + 2 and command(tmp_path, *options) == 0
     assert (tmp_path / "runs.jsonl").read_text() == rows and "runs" not in capsys.readouterr().err
+
+
+def test_neighbours_differ_in_one_value_and_go_past_the_ends():
+    grid = {"rate": [0.1, 0.3, 1], "delay": [1, 4], "power": [0.5, 1]}
+    points = search.neighbours({"rate": 1, "delay": 1, "power": 1}, grid)
+    assert [{name: p[name] for name in p if p[name] != 1} for p in points] == [
+        {"delay": 4}, {"power": 0.5}, {"power": 2}, {"rate": 0.3}, {"rate": 3},
+    ]  # fmt: skip
 
 
 def test_a_failure_is_a_row_and_may_be_tried_again(tmp_path):

@@ -2,7 +2,7 @@
 
     dp2 reproduce --table main --quick                          # minutes, without data
     dp2 reproduce --table main --data DIR                       # the paper's hyper-parameters
-    dp2 reproduce --table main --data DIR --search 60           # every method tuned alike
+    dp2 reproduce --table main --data DIR --search 60 --refine 12    # every method tuned alike
     dp2 reproduce --list
 
 Called again, it goes on where it was stopped; when all is done it only writes the report anew.
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="imdb.npz, movielens-100k/u.data, stackoverflow.npz")
     parser.add_argument("--out", metavar="DIR", default="results", help="default: %(default)s")
     parser.add_argument("--search", metavar="N", type=int, default=0, help="tune each method by N runs")
+    parser.add_argument("--refine", metavar="R", type=int, default=0, help="and R more around the best")
     parser.add_argument("--seeds", type=int, help="instead of the configuration's")
     parser.add_argument("--epochs", type=int, help="instead of the configuration's")
     parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> str:
         raise ValueError("Nothing to do: give --table, --figure, --all or --list.")
     from dp2_keras.experiments.reproduce import Options, reproduce
 
-    shared = ("out", "data", "jobs", "search", "seeds", "epochs", "retry_failed")
+    shared = ("out", "data", "jobs", "search", "refine", "seeds", "epochs", "retry_failed")
     options = Options(**{name: getattr(arguments, name) for name in shared})
     for name in names:
         chosen = configurations.load(name, arguments.quick).only(arguments.tasks, arguments.methods)

@@ -31,6 +31,7 @@ class Options:
         data: the directory of the data; None downloads what can be.
         jobs: processes; None is one for each core.
         search: candidates for each method; 0 takes the configuration's hyper-parameters.
+        refine: further runs for each method, around its winner.
         seeds: how many; None is as the configuration says.
         epochs: instead of the configuration's.
         retry_failed: run again what failed.
@@ -43,12 +44,13 @@ class Options:
     data: str | None = None
     jobs: int | None = None
     search: int = 0
+    refine: int = 0
     seeds: int | None = None
     epochs: int | None = None
     retry_failed: bool = False
 
     def __post_init__(self):
-        _checks.non_negative_integer(search=self.search)
+        _checks.non_negative_integer(search=self.search, refine=self.refine)
         for name in ("jobs", "seeds", "epochs"):
             if getattr(self, name) is not None:
                 _checks.positive_integer(**{name: getattr(self, name)})
@@ -126,18 +128,46 @@ def _searched(cases: list[Case], store: Store, options: Options) -> dict[tuple, 
     first = {}
     for case in filter(_has_a_choice, cases):
         first.setdefault(_problem_of(case), case)
-    grids = {problem: _grid(case, options) for problem, case in first.items()}
-    points = {problem: search.candidates(grids[problem], options.search) for problem in first}
-    runs = {
-        problem: [_run(first[problem], point, search.SEED) for point in points[problem]] for problem in first
-    }
-    _execute([run for some in runs.values() for run in some], store, options)
-    return {
-        problem: search.choose(
-            store.of([run.key for run in some]), tasks.get(problem[0]).problem, grids[problem], len(some)
-        )
-        for problem, some in runs.items()
-    }
+    searches = [Search(case, _grid(case, options), options) for case in first.values()]
+    fresh = [run for one in searches for run in one.runs]
+    while fresh:
+        _execute(fresh, store, options)
+        fresh = [run for one in searches for run in one.refined(store)]
+    return {problem: one.choice(store) for problem, one in zip(first, searches)}
+
+
+class Search:
+    """The runs of one search, and what they say.
+
+    Args:
+        case: what is searched for.
+        grid: values by name.
+        options: how many runs there may be.
+    """
+
+    def __init__(self, case: Case, grid: dict[str, list], options: Options):
+        self._case, self._grid, self._options = case, grid, options
+        self.runs = self._runs_of(search.candidates(grid, options.search))
+        self._most = len(self.runs) + options.refine
+
+    def choice(self, store: Store) -> Choice | None:
+        """The winner so far."""
+        rows = store.of([run.key for run in self.runs])
+        return search.choose(rows, tasks.get(self._case.task).problem, self._grid, len(self.runs))
+
+    def refined(self, store: Store) -> list[Run]:
+        """The winner's neighbours that have not run, while there are runs left; they are counted as runs."""
+        choice, done = self.choice(store), {run.key for run in self.runs}
+        if choice is None:
+            return []
+        near = self._runs_of(search.neighbours(choice.hyper, self._grid))
+        fresh = [run for run in near if run.key not in done][: self._most - len(self.runs)]
+        self._grid = search.widened(self._grid, [run.hyper for run in fresh])
+        self.runs += fresh
+        return fresh
+
+    def _runs_of(self, points):
+        return [_run(self._case, point, search.SEED) for point in points]
 
 
 def _grid(case, options):

@@ -2,6 +2,8 @@
 
     candidates = N points of the grid, drawn without replacement by a fixed seed, equally many for each method
     winner     = the candidate with the best training metric at the end of its run
+    refinement = the winner's neighbours, one step along each axis, past the ends of a list too; again from a
+                 better one, while R runs last
 
 as in the paper, which selects on training metrics too. Every candidate looks at the private data: EPSILON
 OF THE WINNER DOES NOT COVER THE SEARCH. A winner with a value at the end of its list is flagged: the grid
@@ -72,6 +74,42 @@ def _point(grid, number):
         number, index = divmod(number, len(values))
         point[name] = values[index]
     return point
+
+
+def neighbours(hyper: Mapping[str, Any], grid: Mapping[str, Sequence]) -> list[dict[str, Any]]:
+    """The points one step from a point along each axis; past its end, a list goes on by its last ratio.
+
+    Example:
+    >>> neighbours({"eps": 0.1, "delay": 4}, {"eps": [0.001, 0.01, 0.1], "delay": [4]})
+    [{'eps': 0.01, 'delay': 4}, {'eps': 1.0, 'delay': 4}]
+    """
+    axes = sorted(grid.items())
+    return [{**hyper, name: near} for name, values in axes for near in _beside(hyper[name], values)]
+
+
+def _beside(value, values):
+    values = sorted(values)
+    if len(values) < 2:
+        return []
+    index = values.index(value)
+    below = values[index - 1] if index else _rounded(values[0] ** 2 / values[1], value)
+    above = values[index + 1] if value < values[-1] else _rounded(values[-1] ** 2 / values[-2], value)
+    return [near for near in (below, above) if near != value]
+
+
+def _rounded(number, like):
+    """Of the same type; a count is 1 at least."""
+    return max(1, round(number)) if isinstance(like, int) else float(f"{number:.3g}")
+
+
+def widened(grid: Mapping[str, Sequence], points: Sequence[Mapping[str, Any]]) -> dict[str, list]:
+    """The grid with the values of some points.
+
+    Example:
+    >>> widened({"eps": [0.01, 0.1]}, [{"eps": 1.0}])
+    {'eps': [0.01, 0.1, 1.0]}
+    """
+    return {name: sorted({*values, *(point[name] for point in points)}) for name, values in grid.items()}
 
 
 def choose(

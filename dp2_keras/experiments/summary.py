@@ -42,7 +42,7 @@ def summarize(configuration, planned: Sequence[tuple], store: Store, options) ->
             "title": configuration.title,
             "source": configuration.source,
             "plot": configuration.plot,
-            "search": options.search,
+            "search": options.search and options.search + options.refine,
             "seeds": options.seeds or configuration.seeds,
             "versions": rows[0]["versions"] if rows else {},
             "settings": [_setting(label, configuration, planned, store, options) for label in labels],
