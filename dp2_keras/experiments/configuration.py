@@ -162,7 +162,7 @@ def _of_method(setting, noise, method, spec):
     _check_keys(spec, _METHOD_KEYS, f"method {method!r}")
     _checks.one_of(("paper", "ours"), source=spec["source"])
     space = methods.get(method).space
-    if spec["hyper"] is not None and not set(spec["hyper"]) <= set(space) | {"rho"}:
+    if space and spec["hyper"] is not None and not set(spec["hyper"]) <= set(space) | {"rho"}:
         _checks.fail(f"of {sorted(space)}", hyper=spec["hyper"])
     for varied in _varied(spec.get("vary", {})):
         yield Case(

@@ -166,7 +166,7 @@ METHODS = {
         _private("DP2NoiseFloor"),
         {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS, "power": (0.25, 0.5, 0.75, 1.0)},
     ),
-    "DP2NoiseFloorDefaults": Method(_private("DP2NoiseFloor"), {}),
+    "DP2NoiseFloorRecipe": Method(_private("DP2NoiseFloor"), {}),  # Not tuned: as docs/recipes.md says.
     "AdaDPSRMSprop": Method(
         _private("AdaDPSRMSprop"),
         {"learning_rate": DELAYED_RATES, "l2_norm_clip": SCALED_CLIPS, "eps": EPS},
