@@ -233,11 +233,14 @@ class AccountedTraining(_keras.BuiltByShape):
             budget.check_remainder(account.ledger)
             optimizer.calibrate(_calibrated(plan, budget, account.ledger, optimizer))
         optimizer.settle_rate(plan.steps)
-        steps = plan.steps, plan.steps_per_epoch, account.ledger.steps
-        facts = plan.sampling, optimizer.mechanism(), optimizer.batch_size, optimizer.get_config(), steps
-        replicas.check_same(self.distribute_strategy, facts)
+        replicas.check_same(self.distribute_strategy, lambda: self._facts(plan))
         budget.check(account.ledger, optimizer.mechanism(), plan.sampling)
         self._retrace_if_changed()
+
+    def _facts(self, plan):
+        """What all workers must agree on."""
+        optimizer, steps = self.optimizer, (plan.steps, plan.steps_per_epoch, self.ledger.steps)
+        return plan.sampling, optimizer.mechanism(), optimizer.batch_size, optimizer.get_config(), steps
 
     def _retrace_if_changed(self):
         if self._traced_constants != self._constants():

@@ -60,7 +60,7 @@ class Plan:
     @property
     def steps(self) -> int | None:
         """How many steps there are from the first epoch to the last, those of an earlier fit included."""
-        return self.steps_per_epoch and self.arguments["epochs"] * self.steps_per_epoch
+        return self.steps_per_epoch and max(1, self.arguments["epochs"]) * self.steps_per_epoch
 
     def entry(self, mechanism) -> Entry:
         """All steps of the fit, for calibration.

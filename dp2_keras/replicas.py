@@ -206,23 +206,24 @@ def check_strategy(strategy: tf.distribute.Strategy, optimizer) -> None:
         check_one_worker(strategy, '`noise="secure"`, on whose grid the sum of several would not be,')
 
 
-def check_same(strategy: tf.distribute.Strategy, facts: Any) -> None:
+def check_same(strategy: tf.distribute.Strategy, facts: Callable[[], Any]) -> None:
     """Refuses workers that are not about to do the same; every one of them must call this.
 
     Args:
         strategy: the model's.
-        facts: what must be the same everywhere; its `repr` counts.
+        facts: gives what must be the same everywhere; its `repr` counts.
 
     Raises:
         ValueError: if one of the others has other facts.
     """
     if worker_count(strategy) == 1:
         return
-    digest = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:5], "big")
+    facts = repr(facts())
+    digest = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:5], "big")
     with strategy.scope():
         (total,) = sum_over_workers([tf.constant(digest, tf.int64)])
     if int(total) != digest * worker_count(strategy):
         raise ValueError(
             "All workers must have the same arrays, optimizer, arguments of `fit` and history (with a ledger "
-            f"file, that of the chief). Received, here: {facts}"
+            f"file, that of the chief). Received, here: {facts[:1000]}"
         )

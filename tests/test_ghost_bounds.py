@@ -1,5 +1,7 @@
 """What one example can do on the ghost path, and what is refused because it could do more."""
 
+import math
+
 import keras
 import layer_cases
 import numpy as np
@@ -15,12 +17,15 @@ from ghosts import (
     example_gradients,
     private,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from keras import layers
 from layer_cases import ALL, KERAS_3, LABELS
 from zoo import ROWS, integers_below, normal
 
 import dp2_keras as dp2
 from dp2_keras.per_example import blocks, contributions
+from dp2_keras.per_example.sparse import SparseOuter
 
 # What one example can do.
 
@@ -121,6 +126,38 @@ def test_tiny_inputs_and_huge_errors_do_not_slip_under_the_clip(phase):
     x, y = np.full((1, 2), 1e-25, np.float32), np.full((1, 2), 1e25, np.float32)
     total = clipped_sum(private(build, x, clips=(1e-3, 1e-3)), phase, x, y)
     assert 0 < np.linalg.norm(total) < 1e-3 * ROUNDING
+
+
+def entries(shape, least, most):
+    """Numbers of any size between powers of ten."""
+    powers = st.lists(st.integers(least, most), min_size=math.prod(shape), max_size=math.prod(shape))
+    return powers.map(lambda p: np.reshape(10.0 ** np.array(p), shape).astype(np.float32))
+
+
+def outer_norms(kind, a, d, scale):
+    rows = tf.sparse.from_dense(a) if kind is SparseOuter else tf.constant(a)
+    outer = kind(rows, tf.constant(d), [a.shape[1], d.shape[1]])
+    return np.sqrt(outer.squared_norms(None if scale is None else tf.constant(scale)).numpy())
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+@pytest.mark.parametrize("kind", [contributions.Outer, SparseOuter])
+@settings(max_examples=60, deadline=None)
+@given(a=entries((2, 3), -35, 15), d=entries((2, 2), -35, 35), scale=entries((3, 2), -30, 15))
+def test_a_norm_is_never_below_the_true_one(kind, is_scaled, a, d, scale):
+    """Squares of float32 vanish below 1e-38, and the factors of a gradient are squared apart."""
+    scale = scale if is_scaled else None
+    scaled = np.float64(1.0 if scale is None else scale) * a[:, :, None] * np.float64(d[:, None])
+    true, found = np.linalg.norm(scaled.reshape(2, -1), axis=1), outer_norms(kind, a, d, scale)
+    assert np.all(~np.isfinite(found) | (found >= true * (1 - 1e-6)))
+
+
+@pytest.mark.parametrize("kind", [contributions.Outer, SparseOuter])
+@settings(max_examples=30, deadline=None)
+@given(a=entries((2, 3), -3, 3), d=entries((2, 2), -3, 3), scale=entries((3, 2), -4, 3))
+def test_a_norm_of_numbers_of_common_sizes_is_the_true_one(kind, a, d, scale):
+    true = np.linalg.norm((np.float64(scale) * a[:, :, None] * d[:, None]).reshape(2, -1), axis=1)
+    np.testing.assert_allclose(outer_norms(kind, a, d, scale), true, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -69,6 +69,20 @@ def test_a_rate_that_is_given_stays():
     assert rate(model) == 0.25
 
 
+def test_a_rate_that_is_set_later_stays_too():
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0, expected_batch_size=BATCH))
+    model.optimizer.learning_rate = 0.25
+    model.train_on_batch(X[:BATCH], Y[:BATCH])
+    fit(model)
+    assert rate(model) == model.optimizer.get_config()["learning_rate"] == 0.25
+
+
+def test_a_fit_of_no_epochs_takes_no_step():
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0))
+    fit(model, epochs=0)
+    assert model.ledger.steps == 0
+
+
 def test_auto_is_still_auto_in_the_config_and_in_a_file(tmp_path):
     model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0))
     fit(model)

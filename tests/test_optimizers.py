@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import flat_weights, logistic_model
 
 import dp2_keras as dp2
@@ -73,6 +74,16 @@ def test_a_learning_rate_scheduler_callback_sets_the_adaptive_rate():
     model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[callback])
     assert float(model.optimizer.learning_rate) == 0.5
     assert float(model.optimizer.sgd_learning_rate) == 0.5
+
+
+def test_a_schedule_need_not_be_serialisable():
+    class Halving(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.5 / (1.0 + tf.cast(step, tf.float32))
+
+    model = logistic_model(3, dp2.DPSGD(Halving(), 1.0, 1.0))
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == 2
 
 
 def test_the_sgd_phase_takes_the_adaptive_values_by_default():

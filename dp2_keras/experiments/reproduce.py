@@ -51,6 +51,8 @@ class Options:
 
     def __post_init__(self):
         _checks.non_negative_integer(search=self.search, refine=self.refine)
+        if self.refine and not self.search:
+            _checks.fail("0 without a `search` to refine", refine=self.refine)
         for name in ("jobs", "seeds", "epochs"):
             if getattr(self, name) is not None:
                 _checks.positive_integer(**{name: getattr(self, name)})
@@ -146,13 +148,14 @@ class Search:
     """
 
     def __init__(self, case: Case, grid: dict[str, list], options: Options):
-        self._case, self._grid, self._options = case, grid, options
+        self._case, self._grid = case, grid
         self.runs = self._runs_of(search.candidates(grid, options.search))
         self._most = len(self.runs) + options.refine
 
     def choice(self, store: Store) -> Choice | None:
         """The winner so far."""
         rows = store.of([run.key for run in self.runs])
+        self._grid = search.widened(self._grid, [row["hyper"] for row in rows])
         return search.choose(rows, tasks.get(self._case.task).problem, self._grid, len(self.runs))
 
     def refined(self, store: Store) -> list[Run]:
@@ -162,7 +165,6 @@ class Search:
             return []
         near = self._runs_of(search.neighbours(choice.hyper, self._grid))
         fresh = [run for run in near if run.key not in done][: self._most - len(self.runs)]
-        self._grid = search.widened(self._grid, [run.hyper for run in fresh])
         self.runs += fresh
         return fresh
 

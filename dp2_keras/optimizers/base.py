@@ -589,20 +589,18 @@ def _serialized(value):
 
 
 def _deserialized(value):
+    """The object of a config; of functions registered ones alone, for the optimizer would call any other."""
     if not isinstance(value, dict):
         return value
+    saving, name = _keras.keras.saving, value.get("registered_name")
     if value.get("class_name") == "function":
-        return _registered_function(value)
-    return _keras.keras.saving.deserialize_keras_object(value)
-
-
-def _registered_function(config):
-    """Keras would import and hand out any function that a file names, and the optimizer would call it."""
-    name = config.get("registered_name")
-    function = _keras.keras.saving.get_registered_object(name)
-    if not inspect.isfunction(function):
+        made = saving.get_registered_object(name)
+    else:
+        made = saving.deserialize_keras_object(value)
+    if made is None or inspect.isroutine(made) and saving.get_registered_object(name) is not made:
         raise ValueError(
             "A function in the config of an optimizer must be registered with "
-            f"`keras.saving.register_keras_serializable`: a file could name any other. Received: {name}"
+            "`keras.saving.register_keras_serializable`: a file could name any other. Received: "
+            f"{value.get('module')}, {value.get('class_name')}, {name}"
         )
-    return function
+    return made

@@ -95,8 +95,13 @@ class DP2NoiseFloor(EveryStep):
                 '`steps_per_epoch` must be given for `learning_rate="auto"`, which depends on the number of '
                 "steps. Received: steps_per_epoch=None"
             )
-        self.learning_rate = WEIGHT_NOISE / math.sqrt(self._floor * steps)
+        self._learning_rate.assign(WEIGHT_NOISE / math.sqrt(self._floor * steps))
         self._awaits_rate = False
+
+    def __setattr__(self, name, value):
+        if name == "learning_rate":  # Of the user's, or of a callback's: it stays.
+            self._rate_is_auto = self._awaits_rate = False
+        super().__setattr__(name, value)
 
     def _check_can_step(self, variables):
         super()._check_can_step(variables)

@@ -2,7 +2,7 @@
 
     g = a d^T,   ||S * g||^2 = sum over a_j != 0 of a_j^2 (S_j^2 . d^2)
 
-The sum over entries is a product of sparse a^2 and S^2: memory grows with the entries of a and of d alone.
+The sum over entries is a product of sparse a^2 and S^2: memory of the entries of a, of d and of the kernel.
 """
 
 from __future__ import annotations
