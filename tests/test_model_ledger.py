@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dp2_keras as dp2
+from dp2_keras import accounting
 from dp2_keras.entries import PoissonSampling, ShuffledSampling, UnknownSampling
 from dp2_keras.ledger_file import LedgerFile
 from dp2_keras.statement import round_up
@@ -127,6 +128,15 @@ def test_any_sequence_costs_what_its_steps_cost(tmp_path_factory, actions):
 
 
 # What each path is counted as.
+
+
+@pytest.mark.parametrize("make", [dp2.DP2RMSpropExtraQuery, dp2.DP2AdagradExtraQuery])
+def test_a_step_that_asks_its_batch_twice_is_priced_as_two_releases(make):
+    model = dp2.DP2Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(make(0.1, 1.0, noise_multiplier=2.0, delay=2), loss="mse")
+    model.fit(X, X, batch_size=B, epochs=3, verbose=0)
+    twice = accounting.poisson_sampled(accounting.gaussian(2.0, 2.0), B / N)
+    assert model.privacy_spent(DELTA) == pytest.approx(accounting.price([(twice, 3 * N // B)], DELTA))
 
 
 def test_steps_of_unknown_batches_count_in_full():
