@@ -250,9 +250,7 @@ def scaled_product_norms(weigh: Callable, d: tf.Tensor, scale: tf.Tensor) -> tf.
     room = 2.0 * _TINY * tf.reduce_sum(tf.maximum(squares, 1.0), axis=0)  # For a^2, and for a^2 S^2.
     d, largest = _to_unit_size(d)
     squared = tf.reduce_sum((weigh(squares) + room) * (tf.square(d) + _TINY) + _TINY, axis=-1)
-    lost = (
-        scale.shape[0] + scale.shape[1]
-    ) * 2.0**-24  # At most: what is small beside a large term of a sum.
+    lost = sum(scale.shape) * 2.0**-24  # At most: what is small beside a large term of a sum.
     return tf.cast(squared, tf.float64) * tf.square(largest) * (1.0 + lost)
 
 
