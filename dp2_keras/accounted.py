@@ -232,7 +232,7 @@ class AccountedTraining(_keras.BuiltByShape):
         if optimizer.sigma is None:
             budget.check_remainder(account.ledger)
             optimizer.calibrate(_calibrated(plan, budget, account.ledger, optimizer))
-        optimizer.settle_rate(plan.steps)
+        optimizer.settle_rate(plan.steps, plan.passed)
         replicas.check_same(self.distribute_strategy, lambda: self._facts(plan))
         budget.check(account.ledger, optimizer.mechanism(), plan.sampling)
         self._retrace_if_changed()

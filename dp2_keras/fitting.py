@@ -62,6 +62,11 @@ class Plan:
         """How many steps there are from the first epoch to the last, those of an earlier fit included."""
         return self.steps_per_epoch and max(1, self.arguments["epochs"]) * self.steps_per_epoch
 
+    @property
+    def passed(self) -> int:
+        """How many of them an earlier fit took."""
+        return self.arguments["initial_epoch"] * (self.steps_per_epoch or 0)
+
     def entry(self, mechanism) -> Entry:
         """All steps of the fit, for calibration.
 

@@ -62,9 +62,10 @@ def extra_query(gradients, w, batches, *, rule, s, lr, lr_sgd, clip_norm, clip_s
     return np.array(path)
 
 
-def noise_floor(gradients, w, batches, *, delay, power, lr, clip_norm, batch_size, sigma, noise):
-    """DP² whose scale is relative to the noise."""
+def noise_floor(gradients, w, batches, *, delay, power, lr, clip_norm, batch_size, sigma, noise, shrinkage):
+    """DP² whose scale and weights are relative to the noise; `lr(t)` is a rate."""
     nu2, u, squares, path = (sigma * clip_norm / batch_size) ** 2, np.zeros_like(w), [], [w]
+    z, variance = np.zeros_like(w), 0.0
     for t, batch in enumerate(batches):
         d = (nu2 / (u + nu2)) ** (power / 2)
         total = sum([clip(d * g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
@@ -72,7 +73,8 @@ def noise_floor(gradients, w, batches, *, delay, power, lr, clip_norm, batch_siz
         squares.append((g**2 - nu2) / d**2)
         if t % delay == 0:
             u = np.maximum(np.mean(squares, axis=0), 0)
-        w = w - lr * g
+        z, variance = z - lr(t) * g, variance + lr(t) ** 2 * nu2
+        w = path[0] + z**3 / (z**2 + shrinkage * variance)
         path.append(w)
     return np.array(path)
 

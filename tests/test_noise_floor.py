@@ -1,10 +1,14 @@
-"""DP2NoiseFloor without a setting: lr = r B / (sigma C sqrt(T)), so that noise moves a weight by r = 0.3."""
+"""DP2NoiseFloor without a setting: rates with which the noise of all steps moves a weight by r = 0.5."""
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dp2_keras as dp2
+from dp2_keras.shrinkage import shrunk
 
 N, BATCH, FEATURES = 200, 20, 4_000
 X, Y = np.ones([N, FEATURES], np.float32), np.zeros([N, 1], np.float32)
@@ -20,61 +24,113 @@ def fit(model, x=X, y=Y, **kwargs):
     return model.fit(x, y, verbose=0, **{"batch_size": BATCH, "epochs": 3, **kwargs})
 
 
-def rate(model):
-    return float(np.asarray(model.optimizer.learning_rate))
+class Rates(keras.callbacks.Callback):
+    """The rate of each step."""
+
+    def on_train_begin(self, logs=None):
+        self.seen = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen.append(float(self.model.optimizer._learning_rate(self.model.optimizer.iterations)))
 
 
-@pytest.mark.parametrize("clip, sigma, epochs", [(0.3, 1.0, 3), (2.0, 0.5, 1)])
-def test_the_rate_is_the_equations(clip, sigma, epochs):
-    model = private_model(dp2.DP2NoiseFloor(l2_norm_clip=clip, noise_multiplier=sigma))
-    fit(model, epochs=epochs)
-    steps = epochs * N // BATCH
-    assert rate(model) == pytest.approx(0.3 * BATCH / (sigma * clip * steps**0.5))
+def rates(model, **kwargs):
+    watch = Rates()
+    fit(model, callbacks=[watch, *kwargs.pop("callbacks", [])], **kwargs)
+    return watch.seen
 
 
-def test_the_noise_of_all_steps_moves_a_weight_by_three_tenths():
-    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.3, noise_seed=5))
+def expected_rates(steps, sigma=1.0, clip=0.3, r=0.5):
+    left = np.arange(steps, 0, -1)
+    return r * left / (sigma * clip / BATCH * np.sqrt(np.sum(left**2)))
+
+
+@pytest.mark.parametrize("clip, sigma, epochs, r", [(0.3, 1.0, 3, 0.5), (2.0, 0.5, 1, 0.2)])
+def test_rates_are_the_equations(clip, sigma, epochs, r):
+    model = private_model(dp2.DP2NoiseFloor(l2_norm_clip=clip, noise_multiplier=sigma, weight_noise=r))
+    seen = rates(model, epochs=epochs)
+    np.testing.assert_allclose(seen, expected_rates(epochs * N // BATCH, sigma, clip, r), rtol=1e-6)
+    assert model.optimizer.path_variance == pytest.approx(r**2, rel=1e-5)
+
+
+def test_the_noise_of_all_steps_moves_a_weight_by_half():
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.3, noise_seed=5, shrinkage=0))
     fit(model, sample_weight=np.zeros(N, np.float32))  # No gradient: all that is left is the noise.
     weights = model.get_weights()[0]
-    assert np.std(weights) == pytest.approx(0.3, rel=4 / (2 * FEATURES) ** 0.5)
-    assert abs(np.mean(weights)) < 4 * 0.3 / FEATURES**0.5
+    assert np.std(weights) == pytest.approx(0.5, rel=4 / (2 * FEATURES) ** 0.5)
+    assert abs(np.mean(weights)) < 4 * 0.5 / FEATURES**0.5
+
+
+def test_weights_that_have_nothing_but_noise_hardly_move():
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.3, noise_seed=5))
+    fit(model, sample_weight=np.zeros(N, np.float32))
+    q = np.random.default_rng(0).normal(size=10**6)
+    deviation = 0.5 * np.sqrt(np.mean((q**3 / (q**2 + 4)) ** 2))  # Of h(z), z normal; 0.16.
+    assert np.std(model.get_weights()[0]) == pytest.approx(deviation, rel=0.15)
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5),
+    st.floats(0, 1e6, width=32),
+    st.floats(0, 100, width=32),
+)
+def test_shrinking_keeps_the_sign_and_never_lengthens(path, variance, strength):
+    found = shrunk(tf.constant(path, tf.float32), tf.constant(variance, tf.float32), strength).numpy()
+    assert np.all(np.isfinite(found))
+    assert np.all(found * np.sign(path) >= 0)
+    assert np.all(np.abs(found) <= np.abs(np.float32(path)) * (1 + 1e-6))
+
+
+def test_weights_that_a_callback_has_set_are_where_the_path_goes_on():
+    """The weights move by what h(z) moves, from wherever they are."""
+
+    class Shift(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                self.model.set_weights([w + 1.0 for w in self.model.get_weights()])
+
+    weights = []
+    for callbacks in ([], [Shift()]):
+        model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0, noise_seed=5), features=20)
+        idle = np.zeros(N, np.float32)
+        fit(model, X[:, :20], sample_weight=idle, callbacks=callbacks)
+        weights.append(model.get_weights()[0])
+    np.testing.assert_allclose(weights[1], weights[0] + 1.0, atol=1e-5)
 
 
 def test_epsilon_is_all_that_needs_to_be_said():
     model = private_model(dp2.DP2NoiseFloor())
-    fit(model, callbacks=[dp2.PrivacyBudget(epsilon=2.0, delta=1e-3)])
+    seen = rates(model, callbacks=[dp2.PrivacyBudget(epsilon=2.0, delta=1e-3)])
     assert model.privacy_spent(1e-3) == pytest.approx(2.0, rel=1e-3)
-    assert rate(model) == pytest.approx(0.3 * BATCH / (model.optimizer.sigma * 0.3 * 30**0.5))
+    np.testing.assert_allclose(seen, expected_rates(30, model.optimizer.sigma), rtol=1e-6)
 
 
-def test_a_resumed_fit_has_the_rate_of_the_whole():
+def test_a_resumed_fit_has_the_rates_of_the_whole():
     model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0))
-    fit(model)
-    whole = rate(model)
-    fit(model, initial_epoch=2)
-    assert rate(model) == whole
+    fit(model, epochs=2)
+    seen = rates(model, initial_epoch=2, epochs=3)
+    np.testing.assert_allclose(seen, expected_rates(30)[20:], rtol=1e-6)
 
 
-def test_a_longer_fit_has_a_rate_of_its_own():
+def test_a_second_fit_has_rates_of_its_own():
     model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0))
-    fit(model)
-    short = rate(model)
-    fit(model, epochs=12)
-    assert rate(model) == pytest.approx(short / 2)
+    np.testing.assert_allclose(rates(model, epochs=1), expected_rates(10), rtol=1e-6)
+    np.testing.assert_allclose(rates(model, epochs=4), expected_rates(40), rtol=1e-6)
+    assert model.optimizer.path_variance == pytest.approx(2 * 0.5**2, rel=1e-5)
 
 
 def test_a_rate_that_is_given_stays():
     model = private_model(dp2.DP2NoiseFloor(0.25, noise_multiplier=1.0))
     fit(model)
-    assert rate(model) == 0.25
+    assert float(np.asarray(model.optimizer.learning_rate)) == 0.25
 
 
 def test_a_rate_that_is_set_later_stays_too():
     model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0, expected_batch_size=BATCH))
     model.optimizer.learning_rate = 0.25
     model.train_on_batch(X[:BATCH], Y[:BATCH])
-    fit(model)
-    assert rate(model) == model.optimizer.get_config()["learning_rate"] == 0.25
+    assert set(rates(model)) == {0.25}
+    assert model.optimizer.get_config()["learning_rate"] == 0.25
 
 
 def test_a_fit_of_no_epochs_takes_no_step():
@@ -90,8 +146,7 @@ def test_auto_is_still_auto_in_the_config_and_in_a_file(tmp_path):
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
     assert again.optimizer.get_config() == model.optimizer.get_config()
-    fit(again, epochs=12)
-    assert rate(again) == pytest.approx(rate(model) / 2)
+    np.testing.assert_allclose(rates(again, epochs=4), expected_rates(40), rtol=1e-6)
 
 
 def test_a_step_before_fit_has_no_rate():
@@ -122,3 +177,9 @@ def test_other_words_are_refused(given):
 def test_a_power_is_between_none_and_all(power):
     with pytest.raises(ValueError, match="`power` must be"):
         dp2.DP2NoiseFloor(noise_multiplier=1.0, power=power)
+
+
+@pytest.mark.parametrize("name, value", [("weight_noise", 0.0), ("weight_noise", None), ("shrinkage", -1.0)])
+def test_what_is_out_of_range_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        dp2.DP2NoiseFloor(noise_multiplier=1.0, **{name: value})

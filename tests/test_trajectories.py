@@ -124,15 +124,20 @@ def test_ablations_equal_the_oracle(data, rule, sigma):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("delay, power", [(1, 1.0), (4, 1.0), (4, 0.5), (4, 0.0)])
-def test_the_noise_floor_equals_the_oracle(data, delay, power):
+@pytest.mark.parametrize("halving", [False, True])
+@pytest.mark.parametrize(
+    "delay, power, shrinkage", [(1, 1.0, 0.0), (4, 1.0, 4.0), (4, 0.5, 4.0), (4, 0.0, 0.5)]
+)
+def test_the_noise_floor_equals_the_oracle(data, delay, power, shrinkage, halving):
     x, y = data
-    shape = dict(delay=delay, power=power)
-    optimizer = dp2.DP2NoiseFloor(0.2, 0.8, 0.1, expected_batch_size=BATCH, noise_seed=3, **shape)
+    shape = dict(delay=delay, power=power, shrinkage=shrinkage)
+    rate = keras.optimizers.schedules.ExponentialDecay(0.2, 5, 0.5) if halving else 0.2
+    optimizer = dp2.DP2NoiseFloor(rate, 0.8, 0.1, expected_batch_size=BATCH, noise_seed=3, **shape)
     model = logistic_model(FEATURES, optimizer)
     ours = train(model, x, y, batches(13))
     expected = oracle.noise_floor(
-        oracle.logistic_gradients(x, y), np.zeros(FEATURES + 1), batches(13), lr=0.2, clip_norm=0.8,
+        oracle.logistic_gradients(x, y), np.zeros(FEATURES + 1), batches(13), clip_norm=0.8,
+        lr=lambda t: 0.2 * 0.5 ** (t / 5 if halving else 0),
         batch_size=BATCH, sigma=0.1, noise=standard_normals(3, 13), **shape,
     )  # fmt: skip
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)

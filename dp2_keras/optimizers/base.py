@@ -235,10 +235,26 @@ class PrivateOptimizer(_keras.Optimizer):
         self._public = None
         if regularization is not None:
             updates = [u + tf.cast(r, u.dtype) for u, r in zip(updates, regularization)]
+        moves = self._moves(variables, self._steps(variables, updates))
         # Without the dependency, a step that fails (or finds no batch) would still count, and the
         # count is the phase.
-        with self._weights_unlocked(), tf.control_dependencies(updates):
-            self.apply_updates(updates, variables)
+        with self._weights_unlocked(), tf.control_dependencies(moves):
+            self.apply_updates(moves, variables)
+
+    def _steps(self, variables, updates):
+        """lr (update + weight_decay w), at the rate of the step's phase."""
+        rate = self._by_phase(self._rate(Phase.SGD), self._rate(Phase.ADAPTIVE))
+        return [tf.cast(rate, u.dtype) * self._with_decay(u, v) for u, v in zip(updates, variables)]
+
+    def _with_decay(self, update, variable):
+        if self.weight_decay is None or not self._use_weight_decay(variable):
+            return update
+        return update + self.weight_decay * tf.cast(variable, update.dtype)
+
+    def _moves(self, variables, steps):
+        """What is taken off the weights: the steps, unless a subclass makes something else of them."""
+        del variables
+        return steps
 
     def random_bits(self, shape, variable: int = 0) -> tf.Tensor:
         """uint32 words for random layers, a new set in every step; replicas have variables of their own."""
@@ -334,7 +350,11 @@ class PrivateOptimizer(_keras.Optimizer):
 
     def _rate(self, phase):
         del phase
-        return self.learning_rate
+        return self._now(self._learning_rate)
+
+    def _now(self, rate):
+        """This step's value of a rate; Keras 2 has its own up to date only when weights are updated."""
+        return rate if _keras.is_variable(rate) else rate(self._step())
 
     def _by_phase(self, sgd, adaptive):
         """The value of this step's phase."""
@@ -406,11 +426,12 @@ class PrivateOptimizer(_keras.Optimizer):
             )
         self._sigma = float(noise_multiplier)
 
-    def settle_rate(self, steps: int | None) -> None:
+    def settle_rate(self, steps: int | None, passed: int = 0) -> None:
         """Settles a rate that depends on how many steps there will be, after batch size and noise.
 
         Args:
             steps: of the fit that begins, from its first epoch; None if only the data can tell.
+            passed: those of them that an earlier fit took, before `initial_epoch`.
 
         Raises:
             ValueError: if the rate depends on it and it is not known.
@@ -498,14 +519,11 @@ class PrivateOptimizer(_keras.Optimizer):
     # Weight updates: the one private way, and all the others.
 
     def update_step(self, gradient, variable, learning_rate=None):
-        """w <- w - lr (update + weight_decay w); Keras calls it from `finish_step`."""
-        del learning_rate  # Keras knows one rate; a phase has its own.
+        """w <- w - move; Keras calls it from `finish_step`, with a move for a gradient."""
+        del learning_rate  # It is in the move: Keras knows one rate, and a phase has its own.
         if not self._updating:
             raise NonPrivateUpdateError(self.how_to_train)
-        rate = tf.cast(self._by_phase(self._rate(Phase.SGD), self._rate(Phase.ADAPTIVE)), gradient.dtype)
-        if self.weight_decay is not None and self._use_weight_decay(variable):
-            gradient += self.weight_decay * tf.cast(variable, gradient.dtype)
-        variable.assign_sub(tf.cast(rate * gradient, variable.dtype))
+        variable.assign_sub(tf.cast(gradient, variable.dtype))
 
     @contextlib.contextmanager
     def _weights_unlocked(self):

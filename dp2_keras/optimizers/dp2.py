@@ -76,9 +76,7 @@ class Delayed(PrivateOptimizer):
     def sgd_learning_rate(self):
         """The SGD phase's rate now: a variable, or a schedule's value."""
         rate = self._sgd_learning_rate
-        if rate is None:
-            return self.learning_rate
-        return rate if _keras.is_variable(rate) else rate(self._step())
+        return self._now(self._learning_rate if rate is None else rate)
 
     @sgd_learning_rate.setter
     def sgd_learning_rate(self, value):

@@ -1,50 +1,54 @@
-"""DP² whose scale is measured against the noise: coordinates that hold nothing but noise are left alone.
+"""DP² whose scale, rate and weights are measured against the noise, which is known.
 
     nu  = sigma C / B                                    the deviation of the noise in g~, which is public
     d   = (1 + u / nu^2)^(-p/2)                          in (0, 1]; 1 before the first refresh
     g~  = ( sum_i clip(d g_i, C) + N(0, (sigma C)^2 I) ) / B
     m  <- m + ((g~^2 - nu^2) / d^2 - m) / (t + 1)        the mean square of the gradients, free of the noise's
     t mod s == 0 : u <- max(m, 0)                        (refresh)
-    w  <- w - lr g~
-    lr  = r B / (sigma C sqrt(T)),  r = 0.3              "auto": the noise of T steps moves a weight by r
+    z  <- z - lr g~,   V <- V + (lr nu)^2                the path, and the variance of the noise in it
+    w   = w_0 + h(z),  h(z) = z^3 / (z^2 + k V)          the path, less what is most likely nothing but noise
+    lr                                                   "auto": V is r^2 after all steps; see `auto_rate.py`
 
 As in Algorithm 1 of arXiv:2212.00309 the scale is made of earlier private gradients, is stale, and stands
-before the clip and the noise; it costs nothing. Three things differ. Every release is used for it, those of
+before the clip and the noise; it costs nothing. Four things differ. Every release is used for it, those of
 adaptive steps too, because what was scaled by a known d can be scaled back. The noise's own square is taken
-off, so that u is not a floor of noise. And the scale is relative to the noise: where u << nu^2 it is 1, which
+off, so that u is not a floor of noise. The scale is relative to the noise: where u << nu^2 it is 1, which
 is DP-SGD, and not 1 / sqrt(v), which magnifies what is nothing but noise. So one clip norm and one rate serve
 all steps, and there is no eps. The power p lies between DP-SGD (0) and a scale that brings all that is above
 the noise down to it (1), which few steps make too slow.
 
-The noise of a weight after T steps has the deviation lr nu sqrt(T), which is public; it is what a rate costs.
-So a rate is chosen by the noise one is willing to find in the weights, whatever batch, noise and clip norm.
+And the weights are not the path itself. Most weights of a large model hardly move but by noise, and all of it
+reaches the output. How much noise there is in the path is public, so that what does not stand out of it is
+left where it was; a weight that keeps being pushed one way comes out of it by and by. See `shrinkage.py`.
 """
 
 from __future__ import annotations
 
-import math
-
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras
+from dp2_keras.optimizers.auto_rate import AutoRate
 from dp2_keras.optimizers.rules import EveryStep
-
-WEIGHT_NOISE = 0.3  # r.
+from dp2_keras.schedule import Phase
+from dp2_keras.shrinkage import shrunk
 
 
 @_keras.register
 class DP2NoiseFloor(EveryStep):
-    """DP² with a scale relative to the noise: d = (1 + u / nu^2)^(-p/2), nu = sigma C / B. Needs no setting.
+    """DP² with a scale and weights relative to the noise, nu = sigma C / B in a step. Needs no setting.
 
     Args:
-        learning_rate: float or `LearningRateSchedule`, that of DP-SGD. Defaults to "auto": `fit` takes the
-            rate with which the noise of all its steps moves a weight by 0.3.
+        learning_rate: float or `LearningRateSchedule`, that of DP-SGD. Defaults to "auto": `fit` takes rates
+            that fall to 0, with which the noise of all its steps moves a weight by `weight_noise`.
         l2_norm_clip: C, the largest norm an example's scaled gradient may have. The scale is at most 1, so
             that what serves DP-SGD serves here. Defaults to 0.3.
         noise_multiplier: sigma, above 0: without noise there is nothing to measure against. Defaults to
             "auto": `fit` calibrates it to its `PrivacyBudget`.
         delay: s, how many steps a scale is used for. Defaults to 10.
-        power: p, from 0, which is DP-SGD, to 1. Defaults to 0.5.
+        power: p, from 0, which is DP-SGD's scale, to 1. Defaults to 0.75.
+        weight_noise: r, for `learning_rate="auto"`. Defaults to 0.5.
+        shrinkage: k, 0 or more: a weight whose path is sqrt(k) deviations of its noise long moves half as
+            far. 0 takes the path as it is. Defaults to 4.
         **kwargs: see `PrivateOptimizer`.
 
     Raises:
@@ -56,8 +60,7 @@ class DP2NoiseFloor(EveryStep):
     >>> model.compile(DP2NoiseFloor(), loss="mse")
     >>> budget = dp2.PrivacyBudget(epsilon=2.0, delta=1e-3)
     >>> _ = model.fit(np.ones((100, 2)), np.ones((100, 1)), batch_size=10, callbacks=[budget], verbose=0)
-    >>> rate, sigma = float(model.optimizer.learning_rate), model.optimizer.sigma
-    >>> bool(np.isclose(rate, 0.3 * 10 / (sigma * 0.3 * 10**0.5)))
+    >>> bool(np.isclose(model.optimizer.path_variance, 0.5**2))
     True
     """
 
@@ -68,51 +71,75 @@ class DP2NoiseFloor(EveryStep):
         noise_multiplier="auto",
         *,
         delay=10,
-        power=0.5,
+        power=0.75,
+        weight_noise=0.5,
+        shrinkage=4.0,
         **kwargs,
     ):
         _checks.positive_integer(delay=delay)
         _checks.closed_unit(power=power)
+        _checks.positive(weight_noise=weight_noise)
+        _checks.non_negative(shrinkage=shrinkage)
         if noise_multiplier == 0:
             rule = "above 0: the scale is relative to the noise. Without noise, use DP2RMSprop"
             _checks.fail(rule, noise_multiplier=noise_multiplier)
         is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
-        super().__init__(0.0 if is_auto else learning_rate, l2_norm_clip, noise_multiplier, **kwargs)
+        rate = AutoRate() if is_auto else learning_rate
+        super().__init__(rate, l2_norm_clip, noise_multiplier, **kwargs)
         self.delay = delay
         self.power = power
-        self._rate_is_auto, self._awaits_rate = is_auto, is_auto
-        self._mean_squares = None
+        self.weight_noise = weight_noise
+        self.shrinkage = shrinkage
+        self._mean_squares = self._paths = self._path_variance = None
 
     @property
     def scales_before_noise(self):
         return True
 
-    def settle_rate(self, steps):
-        if not self._rate_is_auto:
+    @property
+    def path_variance(self) -> float:
+        """V, the variance that the noise of all steps so far has given to every coordinate of the path."""
+        return float(self._path_variance.numpy()) if self.is_built() else 0.0
+
+    @property
+    def _auto_rate(self):
+        """The rate, if it is "auto" and was not given since."""
+        rate = getattr(self, "_learning_rate", None)
+        return rate if isinstance(rate, AutoRate) and not rate.is_given else None
+
+    def settle_rate(self, steps, passed=0):
+        if self._auto_rate is None:
             return
         if steps is None:
             raise ValueError(
                 '`steps_per_epoch` must be given for `learning_rate="auto"`, which depends on the number of '
                 "steps. Received: steps_per_epoch=None"
             )
-        self._learning_rate.assign(WEIGHT_NOISE / math.sqrt(self._floor * steps))
-        self._awaits_rate = False
+        first_step = int(self.iterations.numpy()) - passed
+        self._auto_rate.settle(self.weight_noise, self._floor**0.5, steps, first_step)
 
     def __setattr__(self, name, value):
-        if name == "learning_rate":  # Of the user's, or of a callback's: it stays.
-            self._rate_is_auto = self._awaits_rate = False
+        if (
+            name == "learning_rate" and self._auto_rate is not None
+        ):  # By the user, or by a callback: it stays.
+            _checks.non_negative(learning_rate=value)
+            self._auto_rate.give(float(value))
+            return
         super().__setattr__(name, value)
 
     def _check_can_step(self, variables):
         super()._check_can_step(variables)
-        if self._awaits_rate:
+        if self._auto_rate is not None and not self._auto_rate.is_settled:
             raise ValueError(
                 '`learning_rate="auto"` is settled by `fit` of a private model, which knows how many steps '
                 "there will be: call that first, or give a number."
             )
 
     def _argument(self, name):
-        return "auto" if name == "learning_rate" and self._rate_is_auto else super()._argument(name)
+        rate = self._learning_rate
+        if name == "learning_rate" and isinstance(rate, AutoRate):
+            return rate.first if rate.is_given else "auto"
+        return super()._argument(name)
 
     def build(self, variables):
         if self.is_built():
@@ -120,6 +147,9 @@ class DP2NoiseFloor(EveryStep):
         super().build(variables)
         self._second_moments = self.add_state(variables, "second_moment")
         self._mean_squares = self.add_state(variables, "mean_square")
+        self._path_variance = self.add_scalar(0.0, "path_variance")
+        if self.shrinkage:
+            self._paths = self.add_state(variables, "path")
 
     @property
     def _floor(self):
@@ -146,3 +176,18 @@ class DP2NoiseFloor(EveryStep):
         for variable in variables:
             mean = self._state(self._mean_squares, variable)
             self._state(self._second_moments, variable).assign(tf.maximum(mean, 0.0))
+
+    def _moves(self, variables, steps):
+        variance = _keras.native(self._path_variance)
+        before = tf.convert_to_tensor(variance)
+        after = before + tf.square(tf.cast(self._rate(Phase.ADAPTIVE), before.dtype)) * self._floor
+        variance.assign(after)
+        if not self.shrinkage:
+            return steps
+        return [self._moved(v, step, before, after) for v, step in zip(variables, steps)]
+
+    def _moved(self, variable, step, before, after):
+        path = self._state(self._paths, variable)
+        old = shrunk(tf.convert_to_tensor(path), before, self.shrinkage)
+        path.assign_sub(tf.cast(step, path.dtype))
+        return old - shrunk(tf.convert_to_tensor(path), after, self.shrinkage)
