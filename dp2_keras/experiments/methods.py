@@ -22,6 +22,7 @@ RMSPROP_RATES = (0.0001, 0.0003, 0.001, 0.002, 0.003, 0.006, 0.01, 0.03, 0.1, 0.
 DELAYED_RATES = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.3, 1, 3, 5, 10)
 CLIPS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5)
 SCALED_CLIPS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 20)
+WEIGHT_NOISES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0)
 EPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 _EVERY_STEP = {"learning_rate": RMSPROP_RATES, "l2_norm_clip": CLIPS, "eps": EPS}
@@ -164,7 +165,7 @@ METHODS = {
     ),
     "DP2NoiseFloor": Method(
         _private("DP2NoiseFloor"),
-        {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS, "power": (0.25, 0.5, 0.75, 1.0)},
+        {"weight_noise": WEIGHT_NOISES, "l2_norm_clip": CLIPS, "power": (0.25, 0.5, 0.75, 1.0)},
     ),
     "DP2NoiseFloorRecipe": Method(_private("DP2NoiseFloor"), {}),  # Not tuned: as docs/recipes.md says.
     "AdaDPSRMSprop": Method(
