@@ -343,6 +343,16 @@ def test_every_figure_can_be_drawn(plot, tmp_path):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_caption_says_what_was_not_tuned():
+    from dp2_keras.experiments import plots
+
+    tuned = result(search={"runs": 60, "failed": 0, "edges": []})
+    summary = report_of(tuned, result(method="DP2NoiseFloorRecipe", search=None))[0]
+    assert plots._caption({**summary, "search": 60}).endswith(", but DP2NoiseFloorRecipe as stated")
+    assert plots._caption({**summary, "search": 0}).endswith("; stated hyper-parameters")
+    assert "but" not in plots._caption({**report_of(tuned)[0], "search": 60})
+
+
 def test_the_report_says_what_is_missing():
     missing = result(method="DPAdam", seeds=0, hyper=None, paper=None)
     failed = result(method="DPAdagrad", seeds=0, errors=["ValueError: no\nway"])

@@ -55,12 +55,16 @@ def _grouped(summary):
 def _caption(summary):
     what = "expectations over" if summary["plot"] == "staleness" else "mean ± deviation of"
     seeds = f"{what} {summary['seeds']} seeds" if summary["seeds"] > 1 else "one seed"
-    tuned = (
-        f"best of {summary['search']} runs on train (seed {SEED})"
-        if summary["search"]
-        else "stated hyper-parameters"
-    )
-    return f"{seeds}; {tuned}"
+    return f"{seeds}; {_tuning(summary)}"
+
+
+def _tuning(summary):
+    if not summary["search"]:
+        return "stated hyper-parameters"
+    results = [result for setting in summary["settings"] for result in _done(setting)]
+    stated = sorted({result["method"] for result in results if result["search"] is None})
+    words = f"best of {summary['search']} runs on train (seed {SEED})"
+    return f"{words}, but {', '.join(stated)} as stated" if stated else words
 
 
 def _title(setting):
