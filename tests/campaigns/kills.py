@@ -136,7 +136,7 @@ def report(runs: list[dict[str, int]], total: dict[str, int]) -> str:
     return (
         f"# Kills\n\nBy `make kills`: runs of {EPOCHS * BATCHES} steps with `BackupAndRestore` and a ledger "
         "file, killed with SIGKILL at random moments, started again each time, and all finished. *Resumes*: "
-        "attempts that found a backup; the others were killed, or those before them, before there was one. "
+        "attempts that found a backup and went on from it; before there is one, a run starts anew. "
         "*Ended*: steps that ended in any attempt. *Counted*: steps in the ledger file, which are those that "
         "began, and those of an epoch that was killed. *Lost*: steps that ended or are in the weights, and "
         f"are not counted. *In weights*: steps that the final weights went through.\n\n{lines}\n"
