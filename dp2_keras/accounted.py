@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import warnings
 
 import numpy as np
@@ -161,7 +162,7 @@ class AccountedTraining(_keras.BuiltByShape):
         )
         budget = _budget(callbacks, plan)
         self._prepare(plan, budget, ledger_file)
-        counter = FitAccount(self.account(), plan, budget)
+        counter = FitAccount(self.account(), plan, budget, _listed(callbacks))
         try:
             with self.account().fitting(), _callbacks_with(counter, callbacks, self) as callbacks:
                 return super().fit(**{**plan.arguments, "callbacks": callbacks})
@@ -259,11 +260,33 @@ class AccountedTraining(_keras.BuiltByShape):
         _warn_without_ledger(filepath, str(filepath).endswith(".keras"))
         return super().save(filepath, *args, **kwargs)
 
-    def save_weights(self, filepath, *args, **kwargs):
-        """Saves the weights as in Keras; a `.weights.h5` file has the ledger, and so has a checkpoint."""
+    def save_weights(self, filepath, overwrite=True, *args, **kwargs):
+        """Saves the weights as in Keras; a `.weights.h5` file has the ledger, and so has a checkpoint.
+
+        A `.weights.h5` file takes the place of another as a whole: a crash leaves the one or the other.
+        """
         name = str(filepath)
         _warn_without_ledger(filepath, name.endswith(".weights.h5") or not name.endswith((".h5", ".hdf5")))
-        return super().save_weights(filepath, *args, **kwargs)
+        if not name.endswith(".weights.h5") or "://" in name or not overwrite or args or kwargs:
+            return super().save_weights(filepath, overwrite, *args, **kwargs)
+        with _whole_file(name) as part:
+            return super().save_weights(part)
+
+    def load_weights(self, filepath, *args, **kwargs):
+        """Loads the weights as in Keras, and their ledger.
+
+        Raises:
+            OSError: for a file that is torn or damaged.
+        """
+        try:
+            return super().load_weights(filepath, *args, **kwargs)
+        except OSError as error:
+            if error.errno is not None:
+                raise  # There is no such file, or no permission.
+            raise OSError(
+                "A file of weights must be whole: restore it, or remove it and train anew. Received: "
+                f"{str(filepath)!r} ({error})"
+            ) from error
 
     def save_own_variables(self, store):
         """Saves what Keras does, and the ledger beside it."""
@@ -308,6 +331,21 @@ def _saved_ledger(file):
         ) from error
 
 
+@contextlib.contextmanager
+def _whole_file(path):
+    """A name to write to, whose file takes the place of `path` when all of it is on disk."""
+    path = os.path.realpath(path)
+    part = os.path.join(os.path.dirname(path), f"part.{os.path.basename(path)}")
+    try:
+        yield part
+        with open(part, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(part)
+
+
 def _warn_without_ledger(path, has_ledger):
     if not has_ledger:
         warnings.warn(
@@ -328,8 +366,7 @@ def _bound(model, args, kwargs):
 
 def _budget(callbacks, plan):
     """The `PrivacyBudget` among the callbacks, as terms; without one, no limit."""
-    callbacks = tf.nest.flatten(getattr(callbacks, "callbacks", callbacks) or [])
-    budgets = [callback for callback in callbacks if isinstance(callback, PrivacyBudget)]
+    budgets = [callback for callback in _listed(callbacks) if isinstance(callback, PrivacyBudget)]
     if len(budgets) > 1:
         raise ValueError(f"`callbacks` must have one PrivacyBudget at most. Received: {len(budgets)} of them")
     if budgets:
@@ -337,18 +374,25 @@ def _budget(callbacks, plan):
     return Budget(accounting.default_delta(plan.sampling.dataset_size))
 
 
+def _listed(callbacks):
+    """What `fit` was given as callbacks, as a list."""
+    return tf.nest.flatten(getattr(callbacks, "callbacks", callbacks) or [])
+
+
 @contextlib.contextmanager
 def _callbacks_with(first, callbacks, model):
-    """The user's callbacks, with ours before them: they find epsilon in the logs."""
+    """The user's callbacks, with ours before them: they find epsilon in the logs. It resumes after them."""
+    last = keras.callbacks.LambdaCallback(on_train_begin=first.resume)
     if not hasattr(callbacks, "callbacks"):
-        yield [first, *tf.nest.flatten(callbacks or [])]
+        yield [first, *_listed(callbacks), last]
         return
     first.set_model(model)  # A CallbackList has told its own of the model when it was made.
-    callbacks.callbacks.insert(0, first)
+    theirs = callbacks.callbacks
+    callbacks.callbacks = [first, *theirs, last]
     try:
         yield callbacks
     finally:
-        callbacks.callbacks.remove(first)
+        callbacks.callbacks = theirs
 
 
 def _calibrated(plan, budget, ledger, optimizer):

@@ -9,6 +9,8 @@ is checked by the step itself, in the graph; see `meter.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dp2_keras import _checks, _keras, accounting
 from dp2_keras.account import Account, Budget
 from dp2_keras.fitting import Plan
@@ -77,11 +79,13 @@ class FitAccount(_keras.keras.callbacks.Callback):
         account: the model's.
         plan: what the fit does.
         budget: what may be spent, and how it is priced.
+        callbacks: the user's, among which a backup may be.
     """
 
-    def __init__(self, account: Account, plan: Plan, budget: Budget):
+    def __init__(self, account: Account, plan: Plan, budget: Budget, callbacks: Iterable = ()):
         super().__init__()
         self._account, self._plan, self._budget = account, plan, budget
+        self._backups = _keras.Backups(callbacks)
         self._first_step = None
         self._is_cut = False
 
@@ -90,6 +94,33 @@ class FitAccount(_keras.keras.callbacks.Callback):
         super().set_model(model)
         if self._first_step is None:
             self._first_step = int(model.optimizer.iterations.numpy())
+
+    def on_train_begin(self, logs=None):
+        """Looks at what an interrupted fit has left, before a callback restores it."""
+        self._backups.prepare(self.model)
+
+    def resume(self, logs=None):
+        """Goes on with the epoch that the restored weights have come to; after all `on_train_begin`.
+
+        Raises:
+            ValueError: if it can be told neither by the backup nor by the weights.
+        """
+        steps, taken = self._plan.steps_per_epoch, self._steps_since_start()
+        if not self._backups.are_restored:
+            return
+        if steps and taken > 0:
+            self._backups.go_on(self.model, self._plan.arguments["initial_epoch"] + taken // steps)
+        elif self._backups.without_epoch:
+            raise ValueError(
+                "A backup must tell which epoch comes next, and its `training_metadata.json` is torn or "
+                "missing. Make the model anew and give `steps_per_epoch` to `fit`, so that it follows from "
+                "the steps of the weights; or remove the directory to start anew. Received: "
+                f"steps_per_epoch={steps}, {', '.join(map(repr, self._backups.without_epoch))}"
+            )
+
+    def on_train_end(self, logs=None):
+        """Lets the backup be deleted in an order that a kill does no harm to."""
+        self._backups.end()
 
     def on_epoch_begin(self, epoch, logs=None):
         """Opens the epoch's run, with as many steps as the budget pays."""
@@ -111,10 +142,13 @@ class FitAccount(_keras.keras.callbacks.Callback):
     def _steps_taken(self, epoch):
         """Steps of this epoch that a restored run has taken; Keras 3 starts the epoch anew."""
         steps, first = self._plan.steps_per_epoch, self._plan.arguments["initial_epoch"]
-        taken = int(self.model.optimizer.iterations.numpy()) - self._first_step
-        before = (epoch - first) * (steps or 0)
-        restarts = _keras.RESTARTS_EPOCHS and steps is not None and before < taken < before + steps
+        taken, before = self._steps_since_start(), (epoch - first) * (steps or 0)
+        restarts = self._backups.are_restored and steps is not None and before < taken < before + steps
         return taken - before if restarts else 0
+
+    def _steps_since_start(self):
+        """Steps of the weights since the fit was called: those of the fit that it resumes, too."""
+        return int(self.model.optimizer.iterations.numpy()) - self._first_step
 
     def on_train_batch_end(self, batch, logs=None):
         """Stops in the midst of an epoch, when the steps that were paid have run."""

@@ -60,7 +60,8 @@ class PublicData:
         _checks.positive_integer(public_batch_size=batch_size)
         if batch_size > len(rows):
             _checks.fail(f"at most the {len(rows)} rows of `public_data`", public_batch_size=batch_size)
-        self.batch_size, self._row_count, self._take = batch_size, len(rows), rows.taker()
+        self.data, self.batch_size = data, batch_size
+        self._row_count, self._take = len(rows), rows.taker()
 
     def batch(self, random_bits: Callable) -> Any:
         """Draws the batch of a step.

@@ -24,7 +24,7 @@ from dp2_keras.diagnostics import Diagnostics
 from dp2_keras.example_pass import ExamplePass, as_tensor
 from dp2_keras.optimizers import PrivateOptimizer
 from dp2_keras.privatizer import ClippedSum, ClippingQuery
-from dp2_keras.public_data import NOT_LOADED, PublicGradients, held_for
+from dp2_keras.public_data import NOT_LOADED, PublicData, PublicGradients, held_for
 from dp2_keras.sampling import padded_size
 
 keras = _keras.keras
@@ -117,6 +117,11 @@ class PrivateTraining(AccountedTraining):
             with self.distribute_strategy.scope():
                 optimizer.build(self.trainable_variables)  # Else within the first step, traced twice.
         self._idle()
+
+    @property
+    def public_data(self) -> PublicData | None:
+        """What `compile` was given as public data, if the optimizer needs it."""
+        return self._public_data
 
     def get_compile_config(self):
         """Keras's compile config, and ours."""

@@ -3,6 +3,7 @@
     python tests/replica_runs.py quick      one of the models, and noise, as "mirrored" has them
     python tests/replica_runs.py mirrored   on one device, and on two logical devices of one process
     python tests/replica_runs.py worker     as one of the workers that TF_CONFIG names
+    python tests/replica_runs.py pair       as one of them, with two logical devices
     python tests/replica_runs.py endless    as one of them that does not stop by itself
 
 TensorFlow takes its devices once for each process. What is printed last is a JSON object of numbers.
@@ -120,6 +121,8 @@ def message_of(attempt):
 CASES = {
     "ghost": lambda: fitted(rmsprop),
     "vectorized": lambda: fitted(rmsprop, {"method": "vectorized", "physical_batch_size": 4}),
+    "eager": lambda: fitted(rmsprop, {"run_eagerly": True}),
+    "compiled by XLA": lambda: fitted(rmsprop, {"jit_compile": True}),
     "several steps at once": lambda: fitted(rmsprop, {"steps_per_execution": 5}),
     "decay and averages": lambda: fitted(decayed),
     "adam": lambda: fitted(adam),
@@ -134,9 +137,13 @@ def run(case, strategy):
         return case()
 
 
-def two_devices():
+def split_cpu():
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+def two_devices():
+    split_cpu()
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
@@ -170,6 +177,16 @@ def worker():
         }
 
 
+def pair():
+    """A worker of two replicas: without GPUs, TensorFlow would take one device only."""
+    from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+    split_cpu()
+    both = lambda self, resolver, worker: ([f"{worker}/device:CPU:{k}" for k in range(2)], "CPU")  # noqa: E731
+    CollectiveAllReduceExtended._initialize_local_devices = both
+    return worker()
+
+
 def endless():
     """A worker that trains until it is stopped, and says when it has begun."""
     began = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: print("a step", flush=True))
@@ -179,5 +196,5 @@ def endless():
 
 
 if __name__ == "__main__":
-    cases = {"quick": quick, "mirrored": mirrored, "worker": worker, "endless": endless}
+    cases = {"quick": quick, "mirrored": mirrored, "worker": worker, "pair": pair, "endless": endless}
     print("\n" + json.dumps(cases[sys.argv[1]]()))

@@ -25,12 +25,17 @@ OPTIMIZERS = {
     "DP2Yogi": lambda **noise: dp2.DP2Yogi(0.1, 5.0, sgd_steps=2, adaptive_steps=4, **noise),
     "DP2NoiseFloor": lambda **noise: dp2.DP2NoiseFloor(0.1, 1.0, delay=2, **noise),
     "DP2RMSpropNoiseFirst": lambda **noise: dp2.DP2RMSpropNoiseFirst(0.1, 1.0, delay=3, **noise),
+    "AdaDPSRMSprop": lambda **noise: dp2.AdaDPSRMSprop(0.1, 1.0, **noise),
+    "PDADPMD": lambda **noise: dp2.PDADPMD(0.1, 1.0, alpha=0.5, **noise),
+    "PublicSubspace": lambda **noise: dp2.DPAdagradPublicSubspace(0.1, 1.0, subspace_size=2, **noise),
 }
+PUBLIC = dict(public_data=(X[:5] + 1, Y[:5]), public_batch_size=3)
 
 
 def model_of(optimizer, **arguments):
     model = dp2.DP2Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(optimizer, loss="mse", **arguments)
+    public = PUBLIC if optimizer.public_gradients else {}
+    model.compile(optimizer, loss="mse", **public, **arguments)
     return model
 
 

@@ -70,6 +70,11 @@ def workers():
     return [answer(process) for process in start_workers(2)]
 
 
+@pytest.fixture(scope="module")
+def pairs():
+    return [answer(process) for process in start_workers(2, "pair")]
+
+
 def assert_same(found, expected):
     for name in ("weights", "second_moments"):
         np.testing.assert_allclose(found[name], expected[name], rtol=2e-5, atol=1e-6)
@@ -127,6 +132,19 @@ def test_the_noise_of_two_workers_is_the_chiefs(workers):
     for found in workers:
         assert found["noise"]["deviation"] == pytest.approx(3.0 * 0.5, rel=0.02)
     assert workers[0]["noise"] == workers[1]["noise"]
+
+
+@pytest.mark.slow
+@needs_workers
+def test_two_workers_of_two_replicas_train_the_weights_of_one_with_the_noise_of_one(pairs, mirrored):
+    assert [found["wrote_a_ledger"] for found in pairs] == [True, False]
+    assert pairs[0]["noise"] == pairs[1]["noise"]
+    for found in pairs:
+        assert found["replicas"] == 4
+        assert found["noise"]["deviation"] == pytest.approx(3.0 * 0.5, rel=0.02)
+        assert found["noise"]["copies_differ"] == 0
+        for case in ("ghost", "budget"):
+            assert_same(found[case], mirrored["one"][case])
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Keras 3 on TensorFlow."""
 
 import contextlib
+import json
 
 import tensorflow as tf
 from keras.src.losses import loss
@@ -23,7 +24,64 @@ LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 
 FITS_ON_WORKERS = False  # Keras's own `fit` fails under a MultiWorkerMirroredStrategy.
 
-RESTARTS_EPOCHS = True  # BackupAndRestore does not know which steps of an epoch were taken.
+
+class Backups:
+    """What the `BackupAndRestore` callbacks of a fit find on disk, and what they leave there.
+
+    Keras writes the weights, then the epoch to go on with in a file apart, and starts that epoch anew. A kill
+    leaves an epoch that is torn, missing, or the one before; the weights then tell what comes next.
+
+    Args:
+        callbacks: all callbacks of the fit.
+    """
+
+    def __init__(self, callbacks):
+        self._callbacks = [c for c in callbacks if isinstance(c, keras.callbacks.BackupAndRestore)]
+        self.are_restored, self.without_epoch = False, []
+
+    def prepare(self, model):
+        """Notes what there is to restore, and takes torn epochs away before Keras reads them.
+
+        Raises:
+            ValueError: for an epoch without weights.
+        """
+        model._initial_epoch = None  # Keras would keep that of the fit before.
+        for callback in self._callbacks:
+            if tf.io.gfile.exists(callback._weights_path):
+                self.are_restored = True
+                if not _has_epoch(callback):
+                    _forget_epoch(callback)
+                    self.without_epoch.append(callback.backup_dir)
+            elif tf.io.gfile.exists(callback._training_metadata_path):
+                raise ValueError(
+                    "A backup must have the weights to go on from: restore them, or remove the directory to "
+                    f"start anew. Received: {callback._training_metadata_path!r} without them"
+                )
+
+    def go_on(self, model, epoch):
+        """Sends a fit that was restored to an epoch, unless Keras knows of a later one."""
+        model._initial_epoch = max(model._initial_epoch or 0, epoch)
+
+    def end(self):
+        """Takes the epochs away before Keras deletes the weights: they mean nothing without them."""
+        for callback in self._callbacks:
+            if callback.delete_checkpoint:
+                _forget_epoch(callback)
+
+
+def _has_epoch(callback):
+    """Whether the file with the epoch to go on with is there, and whole."""
+    try:
+        with tf.io.gfile.GFile(callback._training_metadata_path) as file:
+            epoch = json.loads(file.read())["epoch"]
+    except (tf.errors.NotFoundError, ValueError, KeyError, TypeError):
+        return False
+    return type(epoch) is int and epoch >= 0
+
+
+def _forget_epoch(callback):
+    if tf.io.gfile.exists(callback._training_metadata_path):
+        tf.io.gfile.remove(callback._training_metadata_path)
 
 
 def native(variable):

@@ -12,7 +12,8 @@ attacker can do who sees the trained model: canaries are ordinary examples, scor
 lowered their loss; the highest and lowest scores are guessed, and the bound is that of one run.
 
 What is audited is the step as `fit` compiles it: a copy of the model with its optimizer's configuration, its
-loss, its method and its chunks. The noise has a key of its own, unless the optimizer has a `noise_seed`.
+loss, its method, its chunks and its public data. The noise has a key of its own, unless the optimizer has a
+`noise_seed`.
 """
 
 from __future__ import annotations
@@ -135,7 +136,9 @@ class WorstCase:
         self.rate = batch_size / (len(y) + num_canaries)
         self.optimizer = canaries.listening(model.optimizer, self.rate)
         self.model = make_private(copy)
-        self.model.compile(self.optimizer, [model.loss, canaries.pull_at_own_weight], **_how(model))
+        self.model.compile(
+            self.optimizer, [model.loss, canaries.pull_at_own_weight], **_how(model, canaries.public_rows)
+        )
         self.optimizer.listen_to(weights.embeddings)
         held = [*self.model.weights, *self.optimizer.variables, self.optimizer.scores]
         self._start = [(variable, np.array(variable)) for variable in held]
@@ -222,13 +225,17 @@ def _guessed(scores, included):
 # The step, as the user has it.
 
 
-def _how(model):
-    return dict(
+def _how(model, public_rows=lambda data: data):
+    how = dict(
         method=model.method,
         physical_batch_size=model.physical_batch_size,
         jit_compile=_keras.wants_jit(model),
         run_eagerly=model.run_eagerly,
     )
+    public = model.public_data
+    if public is None:
+        return how
+    return {**how, "public_data": public_rows(public.data), "public_batch_size": public.batch_size}
 
 
 def _fit(model, x, y, sample_weight, batch_size, epochs):

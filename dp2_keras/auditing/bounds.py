@@ -26,7 +26,7 @@ import math
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
-from scipy import stats
+from scipy import special, stats
 
 from dp2_keras import _checks, accounting
 
@@ -167,7 +167,7 @@ def _separation(noise_multiplier, rate, steps):
 
 def _largest_rate(count, trials, error):
     """Clopper and Pearson's upper bound."""
-    return 1.0 if count >= trials else float(stats.beta.ppf(1 - error, count + 1, trials - count))
+    return 1.0 if count >= trials else float(special.betaincinv(count + 1, trials - count, 1 - error))
 
 
 def _log_ratio(above, below):

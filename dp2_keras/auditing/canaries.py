@@ -89,6 +89,20 @@ def rows(x, y, included: np.ndarray, l2_norm_clip: float):
     return [*columns, numbers[:, None], pulls[:, None]], labels, [weights, own]
 
 
+def public_rows(data):
+    """The public data of the audited model: ordinary examples, and no canary.
+
+    Args:
+        data: (x, y) or (x, y, sample_weight).
+
+    Returns:
+        x, y and sample_weight for `compile`.
+    """
+    x, y, *weights = data
+    x, y, (ones, none) = rows(x, y, np.zeros(0, bool), l2_norm_clip=0.0)
+    return x, y, [*(weights or [ones]), none]
+
+
 def _extended(column, count):
     column = np.asarray(column)
     return np.concatenate([column, np.repeat(column[:1], count, axis=0)])
