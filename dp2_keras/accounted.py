@@ -210,6 +210,7 @@ class AccountedTraining(_keras.BuiltByShape):
     def _open_batch(self, sampling, ledger_file):
         """Opens a run of one step, unless the run of unknown steps between fits will do."""
         account = self.account()
+        self.optimizer.check_single_step()
         if ledger_file is not None:
             account.use_file(ledger_file)
         self._retrace_if_changed()
@@ -233,7 +234,7 @@ class AccountedTraining(_keras.BuiltByShape):
         if optimizer.sigma is None:
             budget.check_remainder(account.ledger)
             optimizer.calibrate(_calibrated(plan, budget, account.ledger, optimizer))
-        optimizer.settle_rate(plan.steps, plan.passed)
+        optimizer.settle_rate(_paid_steps(plan, budget, account.ledger, optimizer))
         replicas.check_same(self.distribute_strategy, lambda: self._facts(plan))
         budget.check(account.ledger, optimizer.mechanism(), plan.sampling)
         self._retrace_if_changed()
@@ -393,6 +394,14 @@ def _callbacks_with(first, callbacks, model):
         yield callbacks
     finally:
         callbacks.callbacks = theirs
+
+
+def _paid_steps(plan, budget, ledger, optimizer):
+    """How many steps there will be, from the first epoch on, if the budget ends them or not."""
+    if plan.steps is None:
+        return None
+    planned = max(plan.steps - plan.passed, 1)
+    return plan.passed + budget.allowed_steps(ledger, optimizer.mechanism(), plan.sampling, planned)
 
 
 def _calibrated(plan, budget, ledger, optimizer):

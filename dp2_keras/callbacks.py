@@ -87,7 +87,7 @@ class FitAccount(_keras.keras.callbacks.Callback):
         self._account, self._plan, self._budget = account, plan, budget
         self._backups = _keras.Backups(callbacks)
         self._first_step = None
-        self._is_cut = False
+        self._is_cut = self._rate_started = False
 
     def set_model(self, model):
         """Notes where the fit starts, before a callback can restore an interrupted one."""
@@ -125,7 +125,16 @@ class FitAccount(_keras.keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         """Opens the epoch's run, with as many steps as the budget pays."""
         self._open(self._plan.steps_per_epoch or UNLIMITED)
-        self._account.meter.skip(self._steps_taken(epoch))
+        taken = self._steps_taken(epoch)
+        self._account.meter.skip(taken)
+        self._start_rate(epoch, taken)
+
+    def _start_rate(self, epoch, taken):
+        """Once it is known which step the fit goes on with, a restored one too."""
+        if not self._rate_started:
+            passed = epoch * (self._plan.steps_per_epoch or 0) + taken
+            self.model.optimizer.start_rate(int(self.model.optimizer.iterations.numpy()) - passed)
+        self._rate_started = True
 
     def on_train_batch_begin(self, batch, logs=None):
         """Opens the run anew where weights, and with them a history, were loaded in the midst of an epoch."""

@@ -29,6 +29,5 @@ def shrunk(path: tf.Tensor, variance: tf.Tensor | float, strength: float) -> tf.
     >>> shrunk(tf.constant([-0.5, 2.0, 10.0]), variance=1.0, strength=4.0).numpy().round(3)
     array([-0.029,  1.   ,  9.615], dtype=float32)
     """
-    square = tf.square(path)
     noise = tf.cast(strength * variance, path.dtype)
-    return path * tf.math.divide_no_nan(square, square + noise)
+    return path / (1.0 + tf.math.divide_no_nan(noise, tf.square(path)))

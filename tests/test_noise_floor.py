@@ -31,7 +31,7 @@ class Rates(keras.callbacks.Callback):
         self.seen = []
 
     def on_train_batch_begin(self, batch, logs=None):
-        self.seen.append(float(self.model.optimizer._learning_rate(self.model.optimizer.iterations)))
+        self.seen.append(float(np.asarray(self.model.optimizer._rate(None))))
 
 
 def rates(model, **kwargs):
@@ -81,6 +81,13 @@ def test_shrinking_keeps_the_sign_and_never_lengthens(path, variance, strength):
     assert np.all(np.abs(found) <= np.abs(np.float32(path)) * (1 + 1e-6))
 
 
+def test_a_path_of_sqrt_k_deviations_moves_a_weight_half_as_far():
+    path = tf.constant([-6.0, 6.0, 0.0, 1e30, -1e-30])
+    np.testing.assert_allclose(shrunk(path, 4.0, 9.0), [-3.0, 3.0, 0.0, 1e30, 0.0], atol=1e-20)
+    rising = shrunk(tf.linspace(-9.0, 9.0, 1001), 1.0, 4.0).numpy()
+    assert np.all(np.diff(rising) > 0)
+
+
 def test_weights_that_a_callback_has_set_are_where_the_path_goes_on():
     """The weights move by what h(z) moves, from wherever they are."""
 
@@ -125,12 +132,94 @@ def test_a_rate_that_is_given_stays():
     assert float(np.asarray(model.optimizer.learning_rate)) == 0.25
 
 
-def test_a_rate_that_is_set_later_stays_too():
+def test_a_rate_that_is_set_later_stays_too(tmp_path):
     model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0, expected_batch_size=BATCH))
-    model.optimizer.learning_rate = 0.25
-    model.train_on_batch(X[:BATCH], Y[:BATCH])
+    for rate in (0.5, 0.25):
+        model.optimizer.learning_rate = rate
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
     assert set(rates(model)) == {0.25}
     assert model.optimizer.get_config()["learning_rate"] == 0.25
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras").optimizer
+    assert int(again.iterations.numpy()) == 32 and again.path_variance == model.optimizer.path_variance > 0
+
+
+def test_a_learning_rate_scheduler_sets_the_rate_of_each_epoch():
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0))
+    halving = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 ** (epoch + 1))
+    assert rates(model, callbacks=[halving]) == [0.5] * 10 + [0.25] * 10 + [0.125] * 10
+
+
+def test_a_step_after_fit_has_no_rate_and_is_not_paid():
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0))
+    fit(model)
+    with pytest.raises(ValueError, match='`learning_rate="auto"` is settled by `fit`'):
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+    assert model.ledger.steps == 30
+
+
+def test_an_interrupted_fit_goes_on_with_the_rates_of_the_whole(tmp_path):
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations.numpy()) == 15:
+                raise KeyboardInterrupt
+
+    backup = lambda: keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))  # noqa: E731
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0, noise_seed=1))
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, callbacks=[backup(), Interrupt()])
+    seen = rates(model, callbacks=[backup()])
+    np.testing.assert_allclose(seen, expected_rates(30)[10:], rtol=1e-6)
+    assert model.optimizer.path_variance == pytest.approx(0.25, rel=1e-5)
+
+
+def test_rates_fall_to_0_within_the_steps_that_the_budget_pays():
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0))
+    seen = rates(model, epochs=10, callbacks=[dp2.PrivacyBudget(epsilon=3.5, delta=1e-3)])
+    assert 0 < len(seen) < 100
+    np.testing.assert_allclose(seen, expected_rates(len(seen)), rtol=1e-6)
+
+
+def test_a_layer_that_was_frozen_has_the_noise_of_its_own_steps():
+    model = dp2.DP2Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(dp2.DP2NoiseFloor(0.1, noise_multiplier=1.0), loss="mse")
+    fit(model, X[:, :4], epochs=1)
+    optimizer, before = model.optimizer, model.optimizer.path_variance
+    model.layers[0].trainable = False
+    model.compile(optimizer, loss="mse")
+    fit(model, X[:, :4], epochs=1)
+    variances = [float(v.numpy()) for v in optimizer._path_variances]
+    assert variances == pytest.approx([before, before, 2 * before, 2 * before])
+
+
+def test_a_step_that_fails_leaves_no_noise():
+    model = dp2.DP2Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(5, 3)])
+    model.add(keras.layers.Flatten())
+    model.add(keras.layers.Dense(1))
+    model.compile(dp2.DP2NoiseFloor(0.1, noise_multiplier=1.0, expected_batch_size=2), loss="mse")
+    tokens, y = np.array([[0, 1], [2, 3]], np.int32), np.zeros((2, 1), np.float32)
+    model.train_on_batch(tokens, y)
+    of_one = model.optimizer.path_variance
+    with pytest.raises(Exception, match="(?i)indices|range"):
+        model.train_on_batch(tokens + 100, y)
+    assert model.optimizer.path_variance == of_one
+
+
+def test_decay_and_regularisers_are_not_shrunk():
+    """They are free of noise: without a gradient, w is w_0 times (1 - lr decay)^steps, and h(z)."""
+    weights = []
+    for shrinkage in (0.0, 4.0):
+        optimizer = dp2.DP2NoiseFloor(
+            1e-3, 1e-3, noise_multiplier=1.0, shrinkage=shrinkage, weight_decay=50.0
+        )
+        model = dp2.DP2Sequential(
+            [keras.Input((20,)), keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)]
+        )
+        model.compile(optimizer, loss="mse")
+        fit(model, X[:, :20], sample_weight=np.zeros(N, np.float32))
+        weights.append(model.get_weights()[0])
+    for found in weights:
+        np.testing.assert_allclose(found, np.full((20, 1), 0.95**30), rtol=1e-4)
 
 
 def test_a_fit_of_no_epochs_takes_no_step():

@@ -260,7 +260,9 @@ class Optimizer(OwnState, keras.optimizers.Optimizer):
         return self.add_variable(variable.shape, dtype=dtype if dtype.size >= 4 else tf.float32, name=name)
 
     def add_scalar(self, value, name):
-        return self.add_variable([], initializer=keras.initializers.Constant(value), name=name)
+        return self.add_variable(
+            [], dtype=tf.float32, initializer=keras.initializers.Constant(value), name=name
+        )
 
     def apply_updates(self, updates, variables):
         super().apply_gradients(list(zip(updates, variables)), skip_gradients_aggregation=True)
@@ -271,7 +273,7 @@ class Optimizer(OwnState, keras.optimizers.Optimizer):
         return self._distributed_apply_gradients_fn(tf.distribute.get_strategy(), grads_and_vars)
 
     def _apply_weight_decay(self, variables):
-        """`update_step` decays, at the rate of the step's phase."""
+        """`finish_step` decays, at the rate of the step's phase."""
 
     def minimize(self, loss, var_list, tape=None):
         """Trains a stock model privately, or raises."""

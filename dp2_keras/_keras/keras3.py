@@ -312,7 +312,9 @@ class Optimizer(OwnState, keras.optimizers.Optimizer):
 
     def add_scalar(self, value, name):
         """A scalar that is saved with the state."""
-        return self.add_variable((), initializer=keras.initializers.Constant(value), name=name)
+        return self.add_variable(
+            (), dtype="float32", initializer=keras.initializers.Constant(value), name=name
+        )
 
     def apply_updates(self, updates, variables):
         """Keras's own update: weights, moving average, constraints, step counter."""
@@ -326,7 +328,7 @@ class Optimizer(OwnState, keras.optimizers.Optimizer):
         return self._distributed_tf_update_step(tf.distribute.get_strategy(), pairs, learning_rate)
 
     def _apply_weight_decay(self, variables):
-        """`update_step` decays, at the rate of the step's phase."""
+        """`finish_step` decays, at the rate of the step's phase."""
 
     def scale_loss(self, loss):
         """Keras calls it with the loss of a stock model, right before the gradient."""

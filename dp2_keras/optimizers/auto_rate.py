@@ -1,4 +1,4 @@
-"""A learning rate chosen by the noise that it leaves in the weights.
+"""How a learning rate falls to 0, and where it begins, by the noise that it leaves in the weights.
 
     lr_j = r j / (nu sqrt(1^2 + ... + T^2)),   j = T, T - 1, ..., 1 steps left
     sum_j (lr_j nu)^2 = r^2
@@ -14,55 +14,43 @@ import math
 
 import tensorflow as tf
 
-from dp2_keras import _keras
 from dp2_keras.variables import own_variable
 
 
-class AutoRate(_keras.keras.optimizers.schedules.LearningRateSchedule):
-    """A linear decay to 0 that is settled when the number of steps is known; 0 before.
+def first_rate(weight_noise: float, noise: float, steps: int) -> float:
+    """The rate of the first step, lr_T.
+
+    Args:
+        weight_noise: r.
+        noise: nu.
+        steps: T.
 
     Example:
-    >>> rate = AutoRate()
-    >>> rate.settle(weight_noise=0.5, noise=0.1, steps=2, first_step=10)
-    >>> [round(float(rate(step)), 4) for step in (10, 11, 12)]
-    [4.4721, 2.2361, 0.0]
+    >>> round(first_rate(0.5, noise=0.1, steps=2), 4)
+    4.4721
+    """
+    return weight_noise / (noise * math.sqrt((steps + 1) * (2 * steps + 1) / (6 * steps)))
+
+
+class Decay:
+    """The share of the first rate that a step has: 1 in the first, then less by 1 / T in each.
+
+    Attributes:
+        steps: T, a variable; 0 before it is known. It is in no file: every `fit` says it anew.
+        first_step: the number of the first of them.
+
+    Example:
+    >>> decay = Decay()
+    >>> _ = decay.steps.assign(2), decay.first_step.assign(10)
+    >>> [float(decay(tf.constant(step))) for step in (10, 11, 12)]
+    [1.0, 0.5, 0.0]
     """
 
     def __init__(self):
-        super().__init__()
-        self._terms = own_variable([0.0, 1.0, 0.0], tf.float64)  # The first rate, T, the first step.
-        self.is_settled = False
-        self.is_given = False
+        self.steps, self.first_step = own_variable(0, tf.int64), own_variable(0, tf.int64)
 
-    def settle(self, weight_noise: float, noise: float, steps: int, first_step: int) -> None:
-        """Settles the rates of the coming steps.
-
-        Args:
-            weight_noise: r.
-            noise: nu.
-            steps: T.
-            first_step: the number of the first of them.
-        """
-        squares = (steps + 1) * (2 * steps + 1) / (6 * steps)  # Of j / T.
-        self._terms.assign([weight_noise / (noise * math.sqrt(squares)), steps, first_step])
-        self.is_settled = True
-
-    def give(self, rate: float) -> None:
-        """Takes a constant instead, which stays."""
-        self._terms.assign([rate, math.inf, 0.0])
-        self.is_settled = self.is_given = True
-
-    @property
-    def first(self) -> float:
-        """The rate of the first step."""
-        return float(self._terms[0])
-
-    def __call__(self, step):
-        """The rate of a step."""
-        first, steps, first_step = tf.unstack(tf.convert_to_tensor(self._terms))
-        passed = tf.cast(step, tf.float64) - first_step
-        return tf.cast(first * tf.clip_by_value(1.0 - passed / steps, 0.0, 1.0), tf.float32)
-
-    def get_config(self):
-        """Nothing: an optimizer's config says "auto"."""
-        return {}
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """The share of a step, a float32 scalar."""
+        passed = tf.cast(step, tf.int64) - self.first_step
+        share = 1.0 - tf.cast(passed, tf.float64) / tf.cast(tf.maximum(self.steps, 1), tf.float64)
+        return tf.cast(tf.clip_by_value(share, 0.0, 1.0), tf.float32)

@@ -233,27 +233,33 @@ class PrivateOptimizer(_keras.Optimizer):
         releases = [self._private_mean(*part, draw) for part in zip(clipped.parts(), NOISE_STREAMS)]
         updates = self._directions(variables, *releases)
         self._public = None
-        if regularization is not None:
-            updates = [u + tf.cast(r, u.dtype) for u, r in zip(updates, regularization)]
-        moves = self._moves(variables, self._steps(variables, updates))
+        moves = self._weight_moves(variables, updates, regularization)
         # Without the dependency, a step that fails (or finds no batch) would still count, and the
         # count is the phase.
         with self._weights_unlocked(), tf.control_dependencies(moves):
             self.apply_updates(moves, variables)
 
-    def _steps(self, variables, updates):
-        """lr (update + weight_decay w), at the rate of the step's phase."""
+    def _weight_moves(self, variables, updates, regularization):
+        """lr (update + what is free of data), at the rate of the step's phase."""
         rate = self._by_phase(self._rate(Phase.SGD), self._rate(Phase.ADAPTIVE))
-        return [tf.cast(rate, u.dtype) * self._with_decay(u, v) for u, v in zip(updates, variables)]
+        moves = self._moves(variables, [tf.cast(rate, u.dtype) * u for u in updates], rate)
+        free = self._data_free(variables, regularization)
+        return [
+            m if f is None else m + tf.cast(rate, m.dtype) * tf.cast(f, m.dtype) for m, f in zip(moves, free)
+        ]
 
-    def _with_decay(self, update, variable):
-        if self.weight_decay is None or not self._use_weight_decay(variable):
-            return update
-        return update + self.weight_decay * tf.cast(variable, update.dtype)
+    def _data_free(self, variables, regularization):
+        """For each weight the gradient of its regularisers + weight_decay w; None where there is neither."""
+        free = [None] * len(variables) if regularization is None else list(regularization)
+        for number, variable in enumerate(variables):
+            if self.weight_decay is not None and self._use_weight_decay(variable):
+                decay = self.weight_decay * tf.cast(variable, tf.float32)
+                free[number] = decay if free[number] is None else decay + tf.cast(free[number], tf.float32)
+        return free
 
-    def _moves(self, variables, steps):
-        """What is taken off the weights: the steps, unless a subclass makes something else of them."""
-        del variables
+    def _moves(self, variables, steps, rate):
+        """What is taken off the weights for the data: the steps, unless a subclass makes less of them."""
+        del variables, rate
         return steps
 
     def random_bits(self, shape, variable: int = 0) -> tf.Tensor:
@@ -426,15 +432,24 @@ class PrivateOptimizer(_keras.Optimizer):
             )
         self._sigma = float(noise_multiplier)
 
-    def settle_rate(self, steps: int | None, passed: int = 0) -> None:
+    def settle_rate(self, steps: int | None) -> None:
         """Settles a rate that depends on how many steps there will be, after batch size and noise.
 
         Args:
             steps: of the fit that begins, from its first epoch; None if only the data can tell.
-            passed: those of them that an earlier fit took, before `initial_epoch`.
 
         Raises:
             ValueError: if the rate depends on it and it is not known.
+        """
+
+    def start_rate(self, first_step: int) -> None:
+        """Says which step is the first of those that a rate was settled for."""
+
+    def check_single_step(self) -> None:
+        """Refuses a step outside of `fit`, if there is no rate for it.
+
+        Raises:
+            ValueError: if the rate depends on a number of steps that nobody has said.
         """
 
     def noise_multipliers(self, sigma: float) -> tuple[float, ...]:

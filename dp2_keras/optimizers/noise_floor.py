@@ -27,9 +27,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras
-from dp2_keras.optimizers.auto_rate import AutoRate
+from dp2_keras.optimizers.auto_rate import Decay, first_rate
 from dp2_keras.optimizers.rules import EveryStep
-from dp2_keras.schedule import Phase
 from dp2_keras.shrinkage import shrunk
 
 
@@ -38,15 +37,16 @@ class DP2NoiseFloor(EveryStep):
     """DP² with a scale and weights relative to the noise, nu = sigma C / B in a step. Needs no setting.
 
     Args:
-        learning_rate: float or `LearningRateSchedule`, that of DP-SGD. Defaults to "auto": `fit` takes rates
-            that fall to 0, with which the noise of all its steps moves a weight by `weight_noise`.
+        learning_rate: float or `LearningRateSchedule`, that of DP-SGD. Defaults to "auto": each `fit` takes
+            rates that fall to 0, with which the noise of all its steps adds up to `weight_noise` in the path
+            of each weight. A rate that is set later stays as it is.
         l2_norm_clip: C, the largest norm an example's scaled gradient may have. The scale is at most 1, so
             that what serves DP-SGD serves here. Defaults to 0.3.
         noise_multiplier: sigma, above 0: without noise there is nothing to measure against. Defaults to
             "auto": `fit` calibrates it to its `PrivacyBudget`.
         delay: s, how many steps a scale is used for. Defaults to 10.
         power: p, from 0, which is DP-SGD's scale, to 1. Defaults to 0.75.
-        weight_noise: r, for `learning_rate="auto"`. Defaults to 0.5.
+        weight_noise: r, the deviation of that noise. Defaults to 0.5.
         shrinkage: k, 0 or more: a weight whose path is sqrt(k) deviations of its noise long moves half as
             far. 0 takes the path as it is. Defaults to 4.
         **kwargs: see `PrivateOptimizer`.
@@ -84,13 +84,14 @@ class DP2NoiseFloor(EveryStep):
             rule = "above 0: the scale is relative to the noise. Without noise, use DP2RMSprop"
             _checks.fail(rule, noise_multiplier=noise_multiplier)
         is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
-        rate = AutoRate() if is_auto else learning_rate
-        super().__init__(rate, l2_norm_clip, noise_multiplier, **kwargs)
+        super().__init__(0.0 if is_auto else learning_rate, l2_norm_clip, noise_multiplier, **kwargs)
         self.delay = delay
         self.power = power
         self.weight_noise = weight_noise
         self.shrinkage = shrinkage
-        self._mean_squares = self._paths = self._path_variance = None
+        self._may_be_auto, self._decay = is_auto, Decay()
+        self._settled_rate = self.add_scalar(0.0, "settled_rate")
+        self._mean_squares = self._paths = self._path_variances = None
 
     @property
     def scales_before_noise(self):
@@ -98,48 +99,59 @@ class DP2NoiseFloor(EveryStep):
 
     @property
     def path_variance(self) -> float:
-        """V, the variance that the noise of all steps so far has given to every coordinate of the path."""
-        return float(self._path_variance.numpy()) if self.is_built() else 0.0
+        """V, the largest variance that the noise of the steps so far has given to the path of a weight."""
+        return max((float(v.numpy()) for v in self._path_variances or []), default=0.0)
+
+    # The rate: that of `fit`, which falls, unless it was set since.
 
     @property
-    def _auto_rate(self):
-        """The rate, if it is "auto" and was not given since."""
-        rate = getattr(self, "_learning_rate", None)
-        return rate if isinstance(rate, AutoRate) and not rate.is_given else None
+    def _is_auto(self):
+        return self._may_be_auto and bool(self._is_settled())
 
-    def settle_rate(self, steps, passed=0):
-        if self._auto_rate is None:
+    def _is_settled(self):
+        """Whether the rate is what `fit` made it, and not what a user or a callback has set."""
+        if not _keras.is_variable(self._learning_rate):
+            return False  # A schedule.
+        rate, settled = (_keras.native(r) for r in (self._learning_rate, self._settled_rate))
+        return tf.equal(tf.cast(rate, settled.dtype), settled)
+
+    def settle_rate(self, steps):
+        if not self._is_auto:
             return
         if steps is None:
             raise ValueError(
                 '`steps_per_epoch` must be given for `learning_rate="auto"`, which depends on the number of '
                 "steps. Received: steps_per_epoch=None"
             )
-        first_step = int(self.iterations.numpy()) - passed
-        self._auto_rate.settle(self.weight_noise, self._floor**0.5, steps, first_step)
+        rate = first_rate(self.weight_noise, self._floor**0.5, steps)
+        for variable in (self._learning_rate, self._settled_rate):
+            variable.assign(rate)
+        self._decay.steps.assign(steps)
 
-    def __setattr__(self, name, value):
-        if (
-            name == "learning_rate" and self._auto_rate is not None
-        ):  # By the user, or by a callback: it stays.
-            _checks.non_negative(learning_rate=value)
-            self._auto_rate.give(float(value))
-            return
-        super().__setattr__(name, value)
+    def start_rate(self, first_step):
+        self._decay.first_step.assign(first_step)
+
+    def check_single_step(self):
+        if self._is_auto:
+            raise ValueError(
+                '`learning_rate="auto"` is settled by `fit` of a private model, which knows how many steps '
+                "there will be. For a step of your own, give a number: `optimizer.learning_rate = ...`."
+            )
 
     def _check_can_step(self, variables):
         super()._check_can_step(variables)
-        if self._auto_rate is not None and not self._auto_rate.is_settled:
-            raise ValueError(
-                '`learning_rate="auto"` is settled by `fit` of a private model, which knows how many steps '
-                "there will be: call that first, or give a number."
-            )
+        with tf.init_scope():
+            if not self._decay.steps.numpy():
+                self.check_single_step()
+
+    def _rate(self, phase):
+        rate = tf.cast(_keras.native(super()._rate(phase)), tf.float32)
+        if not self._may_be_auto:
+            return rate
+        return tf.where(self._is_settled(), rate * self._decay(self._step()), rate)
 
     def _argument(self, name):
-        rate = self._learning_rate
-        if name == "learning_rate" and isinstance(rate, AutoRate):
-            return rate.first if rate.is_given else "auto"
-        return super()._argument(name)
+        return "auto" if name == "learning_rate" and self._is_auto else super()._argument(name)
 
     def build(self, variables):
         if self.is_built():
@@ -147,7 +159,7 @@ class DP2NoiseFloor(EveryStep):
         super().build(variables)
         self._second_moments = self.add_state(variables, "second_moment")
         self._mean_squares = self.add_state(variables, "mean_square")
-        self._path_variance = self.add_scalar(0.0, "path_variance")
+        self._path_variances = [self.add_scalar(0.0, f"path_variance_{k}") for k in range(len(variables))]
         if self.shrinkage:
             self._paths = self.add_state(variables, "path")
 
@@ -177,16 +189,17 @@ class DP2NoiseFloor(EveryStep):
             mean = self._state(self._mean_squares, variable)
             self._state(self._second_moments, variable).assign(tf.maximum(mean, 0.0))
 
-    def _moves(self, variables, steps):
-        variance = _keras.native(self._path_variance)
+    def _moves(self, variables, steps, rate):
+        with tf.control_dependencies(steps):  # A step that fails leaves no noise.
+            return [self._moved(v, step, rate) for v, step in zip(variables, steps)]
+
+    def _moved(self, variable, step, rate):
+        variance = self._state(self._path_variances, variable)
         before = tf.convert_to_tensor(variance)
-        after = before + tf.square(tf.cast(self._rate(Phase.ADAPTIVE), before.dtype)) * self._floor
+        after = before + tf.square(tf.cast(rate, before.dtype)) * self._floor
         variance.assign(after)
         if not self.shrinkage:
-            return steps
-        return [self._moved(v, step, before, after) for v, step in zip(variables, steps)]
-
-    def _moved(self, variable, step, before, after):
+            return step
         path = self._state(self._paths, variable)
         old = shrunk(tf.convert_to_tensor(path), before, self.shrinkage)
         path.assign_sub(tf.cast(step, path.dtype))
