@@ -112,8 +112,9 @@ class DP2NoiseFloor(EveryStep):
         """Whether the rate is what `fit` made it, and not what a user or a callback has set."""
         if not _keras.is_variable(self._learning_rate):
             return False  # A schedule.
-        rate, settled = (_keras.native(r) for r in (self._learning_rate, self._settled_rate))
-        return tf.equal(tf.cast(rate, settled.dtype), settled)
+        settled = tf.convert_to_tensor(_keras.native(self._settled_rate))
+        rate = tf.cast(_keras.native(self._learning_rate), settled.dtype)
+        return tf.logical_or(tf.equal(rate, settled), tf.equal(rate, 0.0))  # 0: new; Keras 2 saves no rate.
 
     def settle_rate(self, steps):
         if not self._is_auto:
