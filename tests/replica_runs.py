@@ -41,6 +41,10 @@ def adam(**kwargs):
     return dp2.DPAdam(0.1, 1.0, noise_multiplier=0.5, **kwargs)
 
 
+def noise_floor(**kwargs):
+    return dp2.DP2NoiseFloor(noise_multiplier=1.0, weight_decay=0.01, **kwargs)
+
+
 def extra_query(**kwargs):
     return dp2.DP2RMSpropExtraQuery(0.3, 2.0, noise_multiplier=0.8, delay=3, eps=1e-3, **kwargs)
 
@@ -126,6 +130,7 @@ CASES = {
     "several steps at once": lambda: fitted(rmsprop, {"steps_per_execution": 5}),
     "decay and averages": lambda: fitted(decayed),
     "adam": lambda: fitted(adam),
+    "weights relative to the noise": lambda: fitted(noise_floor),
     "two releases": lambda: fitted(extra_query),
     "batches of one's own": own_batches,
     "budget": within_budget,
