@@ -10,6 +10,7 @@ staleness         h(s) by s
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 
 from dp2_keras.experiments.search import SEED
 
-_PANEL = (5.4, 4.2)
+_PANEL, _COLUMNS = (5.4, 4.2), 3
 
 
 def draw(summary: dict[str, Any], path: str) -> None:
@@ -27,16 +28,33 @@ def draw(summary: dict[str, Any], path: str) -> None:
         summary: of `summary.summarize`, with a `plot`.
         path: where the image goes.
     """
-    settings, panel = _grouped(summary), PLOTS[summary["plot"]]
-    figure = Figure(figsize=(_PANEL[0] * len(settings), _PANEL[1] + 0.5), layout="constrained")
-    for axes, setting in zip(figure.subplots(1, len(settings), squeeze=False)[0], settings):
-        panel(axes, setting)
+    settings, panel, colours = _grouped(summary), PLOTS[summary["plot"]], _colours(summary)
+    figure, all_axes = _panels(len(settings))
+    for axes, setting in zip(all_axes, settings):
+        panel(axes, {**setting, "colours": colours})
         axes.set_title(_title(setting), fontsize=9)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7)
     figure.suptitle(f"{summary['title']}\n{_caption(summary)}", fontsize=10)
     figure.savefig(path, dpi=130)
+
+
+def _panels(count):
+    """A figure, and as many axes, in rows of three."""
+    columns, rows = min(count, _COLUMNS), math.ceil(count / _COLUMNS)
+    size = (_PANEL[0] * columns, _PANEL[1] * rows + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return figure, axes[:count]
+
+
+def _colours(summary):
+    """A method has the same colour in all panels."""
+    methods = dict.fromkeys(r["method"] for setting in summary["settings"] for r in setting["results"])
+    return {method: f"C{number}" for number, method in enumerate(methods)}
 
 
 def _grouped(summary):
@@ -69,7 +87,8 @@ def _tuning(summary):
 
 def _title(setting):
     sizes = " or ".join(setting.get("sizes", [_size(setting)]))
-    return f"{setting['task_title']}\nn = {setting['train_size']:,}, {sizes}, delta = {setting['delta']:g}"
+    name = setting["task_title"] if "sizes" in setting else setting["label"]
+    return f"{name}\nn = {setting['train_size']:,}, {sizes}, delta = {setting['delta']:g}"
 
 
 def _size(setting):
@@ -99,17 +118,29 @@ def _name(result):
 def _curves(axes, setting):
     for result in _done(setting):
         epochs = [point["epoch"] for point in result["curve"]]
-        line = _band(axes, epochs, [point["test"] for point in result["curve"]], _name(result))
+        colour = setting["colours"][result["method"]]
+        _band(axes, epochs, [point["test"] for point in result["curve"]], _name(result), color=colour)
         train = [float(point["train"]["mean"]) for point in result["curve"]]
-        axes.plot(epochs, train, linestyle=":", color=line.get_color())
+        axes.plot(epochs, train, linestyle=":", color=colour)
     _across(axes, setting)
     axes.set(xlabel="epoch", ylabel=f"{setting['metric']} (solid: test, dotted: train)")
+    axes.set_ylim(*_where_curves_end(setting))
+
+
+def _where_curves_end(setting):
+    """The range of the second halves, where methods differ; the way there is cut off."""
+    late = [point for result in _done(setting) for point in result["curve"][len(result["curve"]) // 2 :]]
+    values = [float(point[split]["mean"]) for point in late for split in ("train", "test")]
+    low, high = np.nanmin(values), np.nanmax(values)
+    margin = 0.1 * (high - low) + 1e-3
+    return low - margin, high + margin
 
 
 def _losses(axes, setting):
     for result in _done(setting):
         epochs = [point["epoch"] for point in result["curve"]]
-        _band(axes, epochs, [point["train_loss"] for point in result["curve"]], _name(result))
+        losses = [point["train_loss"] for point in result["curve"]]
+        _band(axes, epochs, losses, _name(result), color=setting["colours"][result["method"]])
     axes.set(xlabel="epoch", ylabel="training loss (mean per example, nats or half squares)", yscale="log")
 
 
@@ -180,7 +211,8 @@ def _staleness(axes, setting):
 def _across(axes, setting):
     """The best trivial predictor that is private, because it ignores all but one number."""
     name, row = next(iter(setting["trivial"].items()))
-    axes.axhline(row["test"], color="grey", linestyle="-.", linewidth=1, label=name)
+    label = f"{name} ({row['test']:.3f})"
+    axes.axhline(row["test"], color="grey", linestyle="-.", linewidth=1, label=label)
 
 
 PLOTS = {
