@@ -401,7 +401,8 @@ def _paid_steps(plan, budget, ledger, optimizer):
     if plan.steps is None:
         return None
     planned = max(plan.steps - plan.passed, 1)
-    return plan.passed + budget.allowed_steps(ledger, optimizer.mechanism(), plan.sampling, planned)
+    paid = budget.allowed_steps(ledger, optimizer.mechanism(), plan.sampling, planned)
+    return plan.passed + max(paid, 1)  # Without a step to pay, the fit is refused.
 
 
 def _calibrated(plan, budget, ledger, optimizer):

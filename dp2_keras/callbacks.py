@@ -88,6 +88,7 @@ class FitAccount(_keras.keras.callbacks.Callback):
         self._backups = _keras.Backups(callbacks)
         self._first_step = None
         self._is_cut = self._rate_started = False
+        self._passed = 0
 
     def set_model(self, model):
         """Notes where the fit starts, before a callback can restore an interrupted one."""
@@ -127,19 +128,16 @@ class FitAccount(_keras.keras.callbacks.Callback):
         self._open(self._plan.steps_per_epoch or UNLIMITED)
         taken = self._steps_taken(epoch)
         self._account.meter.skip(taken)
-        self._start_rate(epoch, taken)
-
-    def _start_rate(self, epoch, taken):
-        """Once it is known which step the fit goes on with, a restored one too."""
-        if not self._rate_started:
-            passed = epoch * (self._plan.steps_per_epoch or 0) + taken
-            self.model.optimizer.start_rate(int(self.model.optimizer.iterations.numpy()) - passed)
-        self._rate_started = True
+        self._passed = epoch * (self._plan.steps_per_epoch or 0) + taken
 
     def on_train_batch_begin(self, batch, logs=None):
         """Opens the run anew where weights, and with them a history, were loaded in the midst of an epoch."""
         if not self._account.is_open:
             self._open(max((self._plan.steps_per_epoch or UNLIMITED) - batch, 1))
+        if not self._rate_started:  # Only now is it known which step the fit goes on with.
+            passed, optimizer = self._passed + batch, self.model.optimizer
+            optimizer.start_rate(int(optimizer.iterations.numpy()) - passed)
+            self._rate_started = True
 
     def _open(self, planned):
         optimizer, sampling, ledger = self.model.optimizer, self._plan.sampling, self._account.ledger

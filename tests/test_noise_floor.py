@@ -173,6 +173,28 @@ def test_an_interrupted_fit_goes_on_with_the_rates_of_the_whole(tmp_path):
     assert model.optimizer.path_variance == pytest.approx(0.25, rel=1e-5)
 
 
+def test_a_budget_that_is_spent_is_refused_as_ever():
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=0.1))
+    with pytest.raises(dp2.BudgetExhaustedError):
+        fit(model, callbacks=[dp2.PrivacyBudget(epsilon=0.01, delta=1e-3)])
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 3])
+def test_a_new_process_goes_on_with_the_rates_of_the_whole(tmp_path, save_freq):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations.numpy()) == 17:
+                raise KeyboardInterrupt
+
+    backup = lambda: keras.callbacks.BackupAndRestore(str(tmp_path / "b"), save_freq=save_freq)  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        fit(private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0)), callbacks=[backup(), Stop()])
+    model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0))  # As a new process would make it.
+    seen = rates(model, callbacks=[backup()])
+    np.testing.assert_allclose(seen[-10:], expected_rates(30)[-10:], rtol=1e-6)
+    assert model.optimizer.path_variance == pytest.approx(0.25, rel=1e-5)
+
+
 def test_rates_fall_to_0_within_the_steps_that_the_budget_pays():
     model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.0))
     seen = rates(model, epochs=10, callbacks=[dp2.PrivacyBudget(epsilon=3.5, delta=1e-3)])
