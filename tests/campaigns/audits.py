@@ -33,7 +33,10 @@ OPTIMIZERS = {
     "DP2NoiseFloor": {"delay": 2},
     "DP2RMSpropNoiseFirst": {"delay": 2},
     "DP2RMSpropExtraQuery": {"delay": 2},
+    "DP2AdagradNoiseFirst": {"delay": 2},
+    "DP2AdagradExtraQuery": {"delay": 2},
     "AdaDPSRMSprop": {},
+    "AdaDPSAdagrad": {},
     "PDADPMD": {"alpha": 0.5},
     "DPAdagradPublicSubspace": {"subspace_size": 2},
 }
