@@ -111,3 +111,14 @@ def test_one_optimizer_keeps_its_state_over_a_recompile():
     model.compile(optimizer=model.optimizer, loss="mse")
     step(model)
     assert int(model.optimizer.iterations) == 2
+
+
+def test_weights_of_float64_decay_in_float64():
+    start = keras.initializers.Constant(1 / 3)
+    dense = keras.layers.Dense(1, kernel_initializer=start, use_bias=False, dtype="float64")
+    model = dp2.DP2Sequential([keras.Input((2,), dtype="float64"), dense])
+    model.compile(dp2.DPSGD(0.5, 1.0, 0.0, weight_decay=0.1, expected_batch_size=4), loss="mse")
+    before = model.get_weights()[0]
+    model.train_on_batch(np.zeros((4, 2)), np.zeros((4, 1)))
+    assert before.dtype == np.float64
+    np.testing.assert_allclose(model.get_weights()[0], before * 0.95, rtol=1e-14)

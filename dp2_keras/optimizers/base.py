@@ -242,20 +242,19 @@ class PrivateOptimizer(_keras.Optimizer):
     def _weight_moves(self, variables, updates, regularization):
         """lr (update + what is free of data), at the rate of the step's phase."""
         rate = self._by_phase(self._rate(Phase.SGD), self._rate(Phase.ADAPTIVE))
-        moves = self._moves(variables, [tf.cast(rate, u.dtype) * u for u in updates], rate)
-        free = self._data_free(variables, regularization)
-        return [
-            m if f is None else m + tf.cast(rate, m.dtype) * tf.cast(f, m.dtype) for m, f in zip(moves, free)
-        ]
+        moves = list(self._moves(variables, [tf.cast(rate, u.dtype) * u for u in updates], rate))
+        gradients = [None] * len(variables) if regularization is None else regularization
+        for number, (variable, gradient) in enumerate(zip(variables, gradients)):
+            for free in self._data_free(variable, gradient, moves[number].dtype):
+                moves[number] += tf.cast(rate, free.dtype) * free
+        return moves
 
-    def _data_free(self, variables, regularization):
-        """For each weight the gradient of its regularisers + weight_decay w; None where there is neither."""
-        free = [None] * len(variables) if regularization is None else list(regularization)
-        for number, variable in enumerate(variables):
-            if self.weight_decay is not None and self._use_weight_decay(variable):
-                decay = self.weight_decay * tf.cast(variable, tf.float32)
-                free[number] = decay if free[number] is None else decay + tf.cast(free[number], tf.float32)
-        return free
+    def _data_free(self, variable, regularization, dtype):
+        """What moves a weight besides the data: the gradient of its regularisers, and its decay."""
+        if regularization is not None:
+            yield tf.cast(regularization, dtype)
+        if self.weight_decay is not None and self._use_weight_decay(variable):
+            yield self.weight_decay * tf.cast(variable, dtype)
 
     def _moves(self, variables, steps, rate):
         """What is taken off the weights for the data: the steps, unless a subclass makes less of them."""
