@@ -120,6 +120,13 @@ def test_the_winner_has_the_best_training_metric_whatever_test_says():
     assert search.choose([candidate_row(5, "nan")], problems.Ratings(), GRID, runs=1) is None
 
 
+def test_the_best_third_survives_a_round_of_halving():
+    rows = [candidate_row(a, train) for a, train in enumerate([0.5, "nan", 0.9, 0.7])]
+    assert [hyper["a"] for hyper in search.survivors(rows, problems.Binary())] == [2, 3]
+    assert [hyper["a"] for hyper in search.survivors(rows, problems.Ratings())] == [0, 3]
+    assert search.survivors(rows[1:2], problems.Binary()) == []
+
+
 def test_a_winner_on_an_edge_is_flagged():
     assert search.choose([candidate_row(9, 0.8)], problems.Binary(), GRID, 1).edges == ("a",)
     assert search.edges({"a": 0, "b": 0.3}, GRID) == ("a", "b")
@@ -401,6 +408,22 @@ def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
     assert result["hyper"] == max(searched, key=lambda row: row["curve"][-1]["train"])["hyper"]
     assert rows.count("\n") == 5 + 2 and command(tmp_path, *options) == 0
     assert (tmp_path / "runs.jsonl").read_text() == rows and "runs" not in capsys.readouterr().err
+
+
+def test_a_search_by_halving_runs_the_best_to_the_end(tmp_path):
+    options = "--table main --seeds 1 --epochs 4 --methods DPSGD --search 5 --halving --refine 1".split()
+    assert command(tmp_path, *options) == 0
+    rows = list(map(json.loads, (tmp_path / "runs.jsonl").read_text().splitlines()))
+    searched = [row for row in rows if row["seed"] == search.SEED]
+    assert [row["epochs"] for row in searched] == [1, 1, 1, 1, 1, 2, 2, 4, 4]
+    best = sorted(searched[:5], key=lambda row: -row["curve"][-1]["train"])[:2]
+    assert [row["hyper"] for row in searched[5:7]] in (
+        [a["hyper"] for a in best],
+        [a["hyper"] for a in best[::-1]],
+    )
+    (result,) = json.loads((tmp_path / "main.json").read_text())["settings"][0]["results"]
+    assert result["search"]["runs"] == 6 and result["search"]["dropped"] == 4
+    assert "| 6, 4 not to the end" in (tmp_path / "report.md").read_text()
 
 
 def test_neighbours_differ_in_one_value_and_go_past_the_ends():

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", default="results", help="default: %(default)s")
     parser.add_argument("--search", metavar="N", type=int, default=0, help="tune each method by N runs")
     parser.add_argument("--refine", metavar="R", type=int, default=0, help="and R more around the best")
+    parser.add_argument("--halving", action="store_true", help="the worse candidates do not run to the end")
     parser.add_argument("--seeds", type=int, help="instead of the configuration's")
     parser.add_argument("--epochs", type=int, help="instead of the configuration's")
     parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> str:
         raise ValueError("Nothing to do: give --table, --figure, --all or --list.")
     from dp2_keras.experiments.reproduce import Options, reproduce
 
-    shared = ("out", "data", "jobs", "search", "refine", "seeds", "epochs", "retry_failed")
+    shared = ("out", "data", "jobs", "search", "refine", "halving", "seeds", "epochs", "retry_failed")
     options = Options(**{name: getattr(arguments, name) for name in shared})
     for name in names:
         chosen = configurations.load(name, arguments.quick).only(arguments.tasks, arguments.methods)

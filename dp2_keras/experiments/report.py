@@ -141,9 +141,10 @@ def _search(result):
     found = result["search"]
     if found is None:
         return "0"
+    dropped = f", {found['dropped']} not to the end" if found.get("dropped") else ""
     failed = f", {found['failed']} without a result" if found["failed"] else ""
     edges = f"; **edge**: {', '.join(found['edges'])}" if found["edges"] else ""
-    return f"{found['runs']}{failed}{edges}"
+    return f"{found['runs']}{dropped}{failed}{edges}"
 
 
 def _hyper(result):

@@ -32,6 +32,7 @@ class Options:
         jobs: processes; None is one for each core.
         search: candidates for each method; 0 takes the configuration's hyper-parameters.
         refine: further runs for each method, around its winner.
+        halving: search by rounds, in which the worse candidates do not run to the end.
         seeds: how many; None is as the configuration says.
         epochs: instead of the configuration's.
         retry_failed: run again what failed.
@@ -45,14 +46,16 @@ class Options:
     jobs: int | None = None
     search: int = 0
     refine: int = 0
+    halving: bool = False
     seeds: int | None = None
     epochs: int | None = None
     retry_failed: bool = False
 
     def __post_init__(self):
         _checks.non_negative_integer(search=self.search, refine=self.refine)
-        if self.refine and not self.search:
-            _checks.fail("0 without a `search` to refine", refine=self.refine)
+        for name in ("refine", "halving"):
+            if getattr(self, name) and not self.search:
+                _checks.fail("0 without a `search`", **{name: getattr(self, name)})
         for name in ("jobs", "seeds", "epochs"):
             if getattr(self, name) is not None:
                 _checks.positive_integer(**{name: getattr(self, name)})
@@ -134,7 +137,7 @@ def _searched(cases: list[Case], store: Store, options: Options) -> dict[tuple, 
     fresh = [run for one in searches for run in one.runs]
     while fresh:
         _execute(fresh, store, options)
-        fresh = [run for one in searches for run in one.refined(store)]
+        fresh = [run for one in searches for run in one.next_runs(store)]
     return {problem: one.choice(store) for problem, one in zip(first, searches)}
 
 
@@ -149,27 +152,51 @@ class Search:
 
     def __init__(self, case: Case, grid: dict[str, list], options: Options):
         self._case, self._grid = case, grid
+        self._lengths = search.lengths(case.epochs) if options.halving else [case.epochs]
         self.runs = self._runs_of(search.candidates(grid, options.search))
-        self._most = len(self.runs) + options.refine
+        self._dropped, self._refine = 0, options.refine
 
     def choice(self, store: Store) -> Choice | None:
         """The winner so far."""
-        rows = store.of([run.key for run in self.runs])
+        rows = self._rows(store)
         self._grid = search.widened(self._grid, [row["hyper"] for row in rows])
-        return search.choose(rows, tasks.get(self._case.task).problem, self._grid, len(self.runs))
+        choice = search.choose(rows, self._problem, self._grid, len(self.runs))
+        if choice is None:
+            return None
+        return dataclasses.replace(choice, runs=len(self.runs) + self._dropped, dropped=self._dropped)
 
-    def refined(self, store: Store) -> list[Run]:
+    def next_runs(self, store: Store) -> list[Run]:
+        """What is to be run now that all `runs` are: the next round of a halving, then refinements."""
+        return self._next_round(store) if self._lengths[1:] else self._refined(store)
+
+    def _next_round(self, store):
+        """The best of this round, with more epochs."""
+        kept = search.survivors(self._rows(store), self._problem)
+        self._dropped += len(self.runs) - len(kept)
+        self._lengths = self._lengths[1:]
+        self.runs = self._runs_of(kept)
+        return self.runs
+
+    def _refined(self, store):
         """The winner's neighbours that have not run, while there are runs left; they are counted as runs."""
         choice, done = self.choice(store), {run.key for run in self.runs}
         if choice is None:
             return []
         near = self._runs_of(search.neighbours(choice.hyper, self._grid))
-        fresh = [run for run in near if run.key not in done][: self._most - len(self.runs)]
-        self.runs += fresh
+        fresh = [run for run in near if run.key not in done][: self._refine]
+        self.runs, self._refine = self.runs + fresh, self._refine - len(fresh)
         return fresh
 
+    def _rows(self, store):
+        return store.of([run.key for run in self.runs])
+
+    @property
+    def _problem(self):
+        return tasks.get(self._case.task).problem
+
     def _runs_of(self, points):
-        return [_run(self._case, point, search.SEED) for point in points]
+        case = dataclasses.replace(self._case, epochs=self._lengths[0])
+        return [_run(case, point, search.SEED) for point in points]
 
 
 def _grid(case, options):

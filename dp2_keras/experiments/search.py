@@ -2,6 +2,8 @@
 
     candidates = N points of the grid, drawn without replacement by a fixed seed, equally many for each method
     winner     = the candidate with the best training metric at the end of its run
+    halving    = all candidates run a quarter of the epochs, the best third of them half, the best third of
+                 those all: a quarter is a run of its own, with the noise of a step as in the whole
     refinement = the winner's neighbours, one step along each axis, past the ends of a list too; again from a
                  better one, while R runs last
 
@@ -35,6 +37,7 @@ class Choice:
         failed: how many of them failed or ended in NaN.
         train: the winner's training metric.
         edges: the hyper-parameters whose value is the first or last of the list.
+        dropped: how many of the candidates did not run to the end.
     """
 
     hyper: dict[str, Any]
@@ -42,6 +45,7 @@ class Choice:
     failed: int
     train: float
     edges: tuple[str, ...]
+    dropped: int = 0
 
 
 def candidates(grid: Mapping[str, Sequence], count: int, seed: str | int = SEED) -> list[dict[str, Any]]:
@@ -112,6 +116,32 @@ def widened(grid: Mapping[str, Sequence], points: Sequence[Mapping[str, Any]]) -
     return {name: sorted({*values, *(point[name] for point in points)}) for name, values in grid.items()}
 
 
+def lengths(epochs: int) -> list[int]:
+    """The epochs of each round of a search by halving.
+
+    Example:
+    >>> lengths(10), lengths(1)
+    ([3, 5, 10], [1])
+    """
+    return sorted({math.ceil(epochs / part) for part in (4, 2, 1)})
+
+
+def survivors(rows: Sequence[Mapping], problem: Problem) -> list[dict[str, Any]]:
+    """The hyper-parameters of the best third, the best first; of those that have a metric.
+
+    Args:
+        rows: those that are done.
+        problem: says which metric is better.
+    """
+    ranked = [(train, row["hyper"]) for row in rows if not math.isnan(train := _train(row))]
+    ranked.sort(key=lambda pair: pair[0], reverse=problem.higher_is_better)
+    return [hyper for _, hyper in ranked[: math.ceil(len(rows) / 3)]]
+
+
+def _train(row):
+    return float(row["curve"][-1]["train"])
+
+
 def choose(
     rows: Sequence[Mapping], problem: Problem, grid: Mapping[str, Sequence], runs: int
 ) -> Choice | None:
@@ -128,7 +158,7 @@ def choose(
     """
     best, kept = None, 0
     for row in rows:
-        value = float(row["curve"][-1]["train"])
+        value = _train(row)
         kept += not math.isnan(value)
         if not math.isnan(value) and (best is None or problem.is_better(value, best[0])):
             best = (value, row["hyper"])

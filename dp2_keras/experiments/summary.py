@@ -81,7 +81,7 @@ def _result(case, choice, runs, store):
         "source": "search" if choice is not None else case.source,
         "search": None
         if choice is None
-        else {"runs": choice.runs, "failed": choice.failed, "edges": choice.edges},
+        else {name: getattr(choice, name) for name in ("runs", "dropped", "failed", "edges")},
         "paper": case.paper,
         "seeds": len(rows),
         "errors": sorted(set(failed)),
