@@ -76,12 +76,15 @@ class ClippingQuery:
         l2_norm_clip: scalar tensor or float, C.
         is_scaled: whether this step scales at all: a scalar tensor, or True. An SGD step
             of DP² does not, and its cheaper formulas need no tensor of ones.
+        is_squared: whether it is the squares of the scaled gradients, element by element, that are
+            clipped and summed in their place: a scalar tensor, or False. The sensitivity is C all the same.
     """
 
     variables: Sequence
     scales: Callable[[], Sequence[tf.Tensor]] | None
     l2_norm_clip: tf.Tensor | float
     is_scaled: tf.Tensor | bool = True
+    is_squared: tf.Tensor | bool = False
 
     needs_gradients = False  # Whether the answer is made of gradients, and not of sums of them.
 
@@ -105,6 +108,15 @@ class ClippingQuery:
             return answer(self.scales())
         return tf.cond(self.is_scaled, lambda: answer(self.scales()), lambda: answer(None))
 
+    def by_square(self, answer: Callable):
+        """Gives `answer(True)` in a step that squares, and `answer(False)` in one that does not.
+
+        Only one of the two is run, as in `by_scale`.
+        """
+        if isinstance(self.is_squared, bool):
+            return answer(self.is_squared)
+        return tf.cond(self.is_squared, lambda: answer(True), lambda: answer(False))
+
     def each(self, answer: Callable):
         """Gives `answer(query)` of each query that this one is made of: itself."""
         return answer(self)
@@ -121,8 +133,9 @@ class ClippingQuery:
             example was left out.
         """
 
-        def answer(scales):
+        def answer(scales, squared):
             scaled = [scale_by(g, s) for g, s in zip(gradients, scales or [None] * len(gradients))]
+            scaled = list(map(tf.square, scaled)) if squared else scaled
             factors, kept, norms = self.factors(tf.add_n([squared_norms(g) for g in scaled]), mask)
             sums = [self.total(factors, g, kept) for g in scaled]
             for value, variable in zip(sums, self.variables):
@@ -130,7 +143,7 @@ class ClippingQuery:
             return sums, norms
 
         gradients = [tf.cast(g, compute_dtype(g.dtype)) for g in per_example_gradients]
-        return self.by_scale(answer)
+        return self.by_square(lambda squared: self.by_scale(lambda scales: answer(scales, squared)))
 
     def total(self, factors: tf.Tensor, gradients: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         """One variable's part of the answer, of gradients [n, *variable] and their clip factors [n]."""

@@ -4,6 +4,7 @@ The loop is plain Keras at a batch of one; scale, norm and clip are NumPy in flo
 scale is random, so that a norm that leaves it out cannot pass.
 """
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -42,11 +43,12 @@ def scale(model, phase):
     return 1 / (np.sqrt(moments) + EPS) if phase == "adaptive" else np.ones_like(moments)
 
 
-def answer_function(model, mode="graph"):
-    """Maps data and a phase to the clipped sum, flat, and the norms."""
+def answer_function(model, mode="graph", squared=False):
+    """Maps data and a phase to the clipped sum, flat, and the norms; of gradients or of their squares."""
 
     def answer(*data):
         query = model.optimizer.begin_step(model.trainable_variables)
+        query = dataclasses.replace(query, is_squared=tf.constant(squared))
         result, _ = model._answer(query, (*data, None)[:3])
         return result.clipped_sum.values, result.norms
 

@@ -62,13 +62,29 @@ def extra_query(gradients, w, batches, *, rule, s, lr, lr_sgd, clip_norm, clip_s
     return np.array(path)
 
 
-def noise_floor(gradients, w, batches, *, delay, power, lr, clip_norm, batch_size, sigma, noise, shrinkage):
-    """DP² whose scale and weights are relative to the noise; `lr(t)` is a rate."""
+def pilot(gradients, w, batches, *, clip_norm, batch_size, sigma, noise):
+    """The scale that three rounds find at weights that stay."""
+    scale, (size, rest) = np.ones_like(w), divmod(len(batches), 3)
+    assert rest == 0
+    for first in range(0, len(batches), size):
+        steps = range(first, first + size)
+        sums = [sum(clip((scale * g) ** 2, clip_norm) for g in gradients(w, batches[t])) for t in steps]
+        noisy = [total + sigma * clip_norm * noise[t] for t, total in zip(steps, sums)]
+        energy, nu = np.mean(noisy, axis=0) / batch_size, sigma * clip_norm / batch_size / np.sqrt(size)
+        above = np.maximum(energy - 2 * nu, 0)
+        factor = (1 + above / nu) ** -0.25
+        scale = scale * factor * np.sqrt(np.sqrt(np.sum(above) / np.sum(above * factor**2)))
+    return scale
+
+
+def noise_floor(gradients, w, batches, *, delay, power, lr, clip_norm, batch_size, sigma, noise, shrinkage,
+                scale=1.0):  # fmt: skip
+    """DP² whose scale and weights are relative to the noise; `lr(t)` is a rate, `scale` the pilot's."""
     nu2, u, squares, path = (sigma * clip_norm / batch_size) ** 2, np.zeros_like(w), [], [w]
     z, variance = np.zeros_like(w), 0.0
     for t, batch in enumerate(batches):
         d = (nu2 / (u + nu2)) ** (power / 2)
-        total = sum([clip(d * g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
+        total = sum([clip(scale * d * g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
         g = (total + sigma * clip_norm * noise[t]) / batch_size
         squares.append((g**2 - nu2) / d**2)
         if t % delay == 0:

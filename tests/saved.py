@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "DP2RMSprop": dict(DELAYED, rho=0.8),
     "DP2Adagrad": dict(DELAYED, delay=None, sgd_steps=2, adaptive_steps=4),
     "DP2Yogi": dict(DELAYED, rho=0.8),
-    "DP2NoiseFloor": dict(SHARED, delay=2, power=0.25, weight_noise=0.25, shrinkage=2.0),
+    "DP2NoiseFloor": dict(SHARED, delay=2, power=0.25, weight_noise=0.25, shrinkage=2.0, pilot_share=0.1),
     "DP2RMSpropNoiseFirst": dict(DELAYED, rho=0.8),
     "DP2AdagradExtraQuery": DELAYED,
     "DPSGD": SHARED,

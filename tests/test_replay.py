@@ -22,6 +22,12 @@ X = rng.normal(size=(8, 3)).astype(np.float32) * 10
 Y = rng.normal(size=(8, 1)).astype(np.float32)
 PUBLIC = (X[:4], Y[:4])
 
+
+def piloted(optimizer):
+    optimizer.settle_rate(480)  # Of which the first 12 are the pilot's.
+    return optimizer
+
+
 TERMS = dict(noise_multiplier=1.0, noise_seed=0, expected_batch_size=8)
 OPTIMIZERS = {
     "DPSGD": lambda: dp2.DPSGD(0.1, 0.7, **TERMS),
@@ -32,6 +38,7 @@ OPTIMIZERS = {
     "DP2Adagrad": lambda: dp2.DP2Adagrad(0.1, 3.0, delay=1, **TERMS),
     "DP2Yogi": lambda: dp2.DP2Yogi(0.1, 3.0, delay=2, **TERMS),
     "DP2NoiseFloor": lambda: dp2.DP2NoiseFloor(0.1, 0.7, delay=2, **TERMS),
+    "DP2NoiseFloor, pilot": lambda: piloted(dp2.DP2NoiseFloor(0.1, 0.7, delay=2, **TERMS)),
     "DP2RMSpropNoiseFirst": lambda: dp2.DP2RMSpropNoiseFirst(0.1, 0.7, delay=2, **TERMS),
     "DP2RMSpropExtraQuery": lambda: dp2.DP2RMSpropExtraQuery(0.1, 3.0, delay=2, **TERMS),
     "AdaDPSRMSprop": lambda: dp2.AdaDPSRMSprop(0.1, 3.0, **TERMS),

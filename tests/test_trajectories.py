@@ -144,6 +144,27 @@ def test_the_noise_floor_equals_the_oracle(data, delay, power, shrinkage, halvin
     assert max(np.max(v) for v in optimizer.second_moments().values()) > optimizer._floor  # It scales.
 
 
+def test_the_pilot_equals_the_oracle(data):
+    x, y = data
+    terms = dict(delay=4, power=0.5, shrinkage=4.0)
+    optimizer = dp2.DP2NoiseFloor(0.2, 0.8, 0.1, expected_batch_size=BATCH, noise_seed=3, **terms)
+    optimizer.settle_rate(480)
+    assert optimizer.pilot_steps == 12
+    ours = train(logistic_model(FEATURES, optimizer), x, y, batches(25))
+    gradients, start = oracle.logistic_gradients(x, y), np.zeros(FEATURES + 1)
+    noise, common = standard_normals(3, 25), dict(batch_size=BATCH, sigma=0.1)
+    scale = oracle.pilot(
+        gradients, start, batches(25)[:12], clip_norm=0.01 * 0.8**2, noise=noise[:12], **common
+    )
+    assert scale.max() > 1.5 * scale.min()
+    expected = oracle.noise_floor(
+        gradients, start, batches(25)[12:], clip_norm=0.8, lr=lambda t: 0.2, noise=noise[12:], scale=scale,
+        **common, **terms,
+    )  # fmt: skip
+    np.testing.assert_array_equal(ours[:13], np.zeros_like(ours[:13]))
+    np.testing.assert_allclose(ours[12:], expected, rtol=1e-4, atol=1e-5)
+
+
 VANILLA = {
     "sgd": (dp2.DPSGD, {}, dict(rule=None)),
     "rmsprop": (dp2.DPRMSprop, dict(rho=0.8, eps=1e-3), dict(rule="rmsprop", rho=0.8, eps=1e-3)),

@@ -350,6 +350,10 @@ class PrivateOptimizer(_keras.Optimizer):
         del phase  # One clip norm for both, unless a subclass has two.
         return self.l2_norm_clip
 
+    def _clips(self):
+        """All that a step may clip to."""
+        return [self._clip(phase) for phase in Phase]
+
     def _privatizer(self, phase):
         return GaussianPrivatizer(self._clip(phase), self.sigma)
 
@@ -477,11 +481,10 @@ class PrivateOptimizer(_keras.Optimizer):
 
     def mechanism_with(self, sigma: float) -> Mechanism:
         """What the ledger would note of a step with the noise multiplier sigma."""
-        clips = tuple(dict.fromkeys(self._clip(phase) for phase in Phase))
         return Mechanism(
             type(self).__name__,
             self.noise_multipliers(sigma),
-            clips,
+            tuple(dict.fromkeys(self._clips())),
             seeded=self.noise_seed is not None,
             public_data=self.uses_public_data,
         )

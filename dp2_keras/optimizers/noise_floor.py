@@ -1,8 +1,9 @@
 """DP² whose scale, rate and weights are measured against the noise, which is known.
 
+    S                                                    what the first steps find; see `pilot.py`
     nu  = sigma C / B                                    the deviation of the noise in g~, which is public
     d   = (1 + u / nu^2)^(-p/2)                          in (0, 1]; 1 before the first refresh
-    g~  = ( sum_i clip(d g_i, C) + N(0, (sigma C)^2 I) ) / B
+    g~  = ( sum_i clip(S d g_i, C) + N(0, (sigma C)^2 I) ) / B
     m  <- m + ((g~^2 - nu^2) / d^2 - m) / (t + 1)        the mean square of the gradients, free of the noise's
     t mod s == 0 : u <- max(m, 0)                        (refresh)
     z  <- z - lr g~,   V <- V + (lr nu)^2                the path, and the variance of the noise in it
@@ -10,7 +11,7 @@
     lr                                                   "auto": V is r^2 after all steps; see `auto_rate.py`
 
 As in Algorithm 1 of arXiv:2212.00309 the scale is made of earlier private gradients, is stale, and stands
-before the clip and the noise; it costs nothing. Four things differ. Every release is used for it, those of
+before the clip and the noise; it costs nothing. Five things differ. Every release is used for it, those of
 adaptive steps too, because what was scaled by a known d can be scaled back. The noise's own square is taken
 off, so that u is not a floor of noise. The scale is relative to the noise: where u << nu^2 it is 1, which
 is DP-SGD, and not 1 / sqrt(v), which magnifies what is nothing but noise. So one clip norm and one rate serve
@@ -20,13 +21,18 @@ the noise down to it (1), which few steps make too slow.
 And the weights are not the path itself. Most weights of a large model hardly move but by noise, and all of it
 reaches the output. How much noise there is in the path is public, so that what does not stand out of it is
 left where it was; a weight that keeps being pushed one way comes out of it by and by. See `shrinkage.py`.
+
+Last, a few of the first steps do not move the weights. They release the squares of gradients, which say where
+the length of every example goes that the clip cuts.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 import tensorflow as tf
 
-from dp2_keras import _checks, _keras
+from dp2_keras import _checks, _keras, pilot
 from dp2_keras.optimizers.auto_rate import Decay, first_rate
 from dp2_keras.optimizers.rules import EveryStep
 from dp2_keras.shrinkage import shrunk
@@ -40,8 +46,8 @@ class DP2NoiseFloor(EveryStep):
         learning_rate: float or `LearningRateSchedule`, that of DP-SGD. Defaults to "auto": each `fit` takes
             rates that fall to 0, with which the noise of all its steps adds up to `weight_noise` in the path
             of each weight. A rate that is set later stays as it is.
-        l2_norm_clip: C, the largest norm an example's scaled gradient may have. The scale is at most 1, so
-            that what serves DP-SGD serves here. Defaults to 0.3.
+        l2_norm_clip: C, the largest norm an example's scaled gradient may have. What serves DP-SGD serves
+            here. Defaults to 0.3.
         noise_multiplier: sigma, above 0: without noise there is nothing to measure against. Defaults to
             "auto": `fit` calibrates it to its `PrivacyBudget`.
         delay: s, how many steps a scale is used for. Defaults to 10.
@@ -49,6 +55,9 @@ class DP2NoiseFloor(EveryStep):
         weight_noise: r, the deviation of that noise. Defaults to 0.5.
         shrinkage: k, 0 or more: a weight whose path is sqrt(k) deviations of its noise long moves half as
             far. 0 takes the path as it is. Defaults to 4.
+        pilot_share: at most this share of the steps of the first `fit` looks for the scale, and moves
+            nothing; see `pilot.py`. 0 for none; nor has a fit any that has too few steps for it (480 at the
+            default), or whose steps are not known. Defaults to 0.025.
         **kwargs: see `PrivateOptimizer`.
 
     Raises:
@@ -74,12 +83,14 @@ class DP2NoiseFloor(EveryStep):
         power=0.75,
         weight_noise=0.5,
         shrinkage=4.0,
+        pilot_share=0.025,
         **kwargs,
     ):
         _checks.positive_integer(delay=delay)
         _checks.closed_unit(power=power)
         _checks.positive(weight_noise=weight_noise)
         _checks.non_negative(shrinkage=shrinkage)
+        _checks.fraction(pilot_share=pilot_share)
         if noise_multiplier == 0:
             rule = "above 0: the scale is relative to the noise. Without noise, use DP2RMSprop"
             _checks.fail(rule, noise_multiplier=noise_multiplier)
@@ -89,9 +100,12 @@ class DP2NoiseFloor(EveryStep):
         self.power = power
         self.weight_noise = weight_noise
         self.shrinkage = shrinkage
+        self.pilot_share = pilot_share
         self._may_be_auto, self._decay = is_auto, Decay()
         self._settled_rate = self.add_scalar(0.0, "settled_rate")
-        self._mean_squares = self._paths = self._path_variances = None
+        self._pilot_steps = self.add_scalar(0.0, "pilot_steps")
+        self._fit_steps = None
+        self._log_scales = self._mean_squares = self._paths = self._path_variances = None
 
     @property
     def scales_before_noise(self):
@@ -117,6 +131,8 @@ class DP2NoiseFloor(EveryStep):
         return tf.logical_or(tf.equal(rate, settled), tf.equal(rate, 0.0))  # 0: new; Keras 2 saves no rate.
 
     def settle_rate(self, steps):
+        if not int(self.iterations.numpy()):
+            self._pilot_steps.assign(float(pilot.pilot_steps(steps, self.pilot_share)))
         if not self._is_auto:
             return
         if steps is None:
@@ -124,13 +140,21 @@ class DP2NoiseFloor(EveryStep):
                 '`steps_per_epoch` must be given for `learning_rate="auto"`, which depends on the number of '
                 "steps. Received: steps_per_epoch=None"
             )
+        self._fit_steps = steps
+        self._spread_rate(steps)
+
+    def start_rate(self, first_step):
+        of_pilot = max(self.pilot_steps - first_step, 0)
+        self._decay.first_step.assign(first_step + of_pilot)
+        if of_pilot and self._is_auto:
+            self._spread_rate(self._fit_steps - of_pilot)
+
+    def _spread_rate(self, steps):
+        """Rates for that many steps that move the weights."""
         rate = first_rate(self.weight_noise, self._floor**0.5, steps)
         for variable in (self._learning_rate, self._settled_rate):
             variable.assign(rate)
         self._decay.steps.assign(steps)
-
-    def start_rate(self, first_step):
-        self._decay.first_step.assign(first_step)
 
     def check_single_step(self):
         if self._is_auto:
@@ -147,9 +171,9 @@ class DP2NoiseFloor(EveryStep):
 
     def _rate(self, phase):
         rate = tf.cast(_keras.native(super()._rate(phase)), tf.float32)
-        if not self._may_be_auto:
-            return rate
-        return tf.where(self._is_settled(), rate * self._decay(self._step()), rate)
+        if self._may_be_auto:
+            rate = tf.where(self._is_settled(), rate * self._decay(self._step()), rate)
+        return tf.where(self._is_pilot(), 0.0, rate)
 
     def _argument(self, name):
         return "auto" if name == "learning_rate" and self._is_auto else super()._argument(name)
@@ -160,6 +184,8 @@ class DP2NoiseFloor(EveryStep):
         super().build(variables)
         self._second_moments = self.add_state(variables, "second_moment")
         self._mean_squares = self.add_state(variables, "mean_square")
+        if self.pilot_share:
+            self._log_scales = self.add_state(variables, "log_scale")
         self._path_variances = [self.add_scalar(0.0, f"path_variance_{k}") for k in range(len(variables))]
         if self.shrinkage:
             self._paths = self.add_state(variables, "path")
@@ -169,21 +195,83 @@ class DP2NoiseFloor(EveryStep):
         """nu^2."""
         return (self.sigma * self.l2_norm_clip / self._batch_size) ** 2
 
+    # The pilot: the first steps of the first fit.
+
+    @property
+    def pilot_steps(self) -> int:
+        """How many of the first steps look for the scale, and move nothing."""
+        return int(self._pilot_steps.numpy())
+
+    def _moving_step(self):
+        """How many steps have moved the weights; below 0 in the pilot."""
+        step = self._step()
+        return step - tf.cast(_keras.native(self._pilot_steps), step.dtype)
+
+    def _is_pilot(self):
+        return self._moving_step() < 0
+
+    def _clips(self):
+        squares = [pilot.squares_clip(self.l2_norm_clip)] if self.pilot_share else []
+        return [*super()._clips(), *squares]
+
+    def _query(self, variables):
+        query = super()._query(variables)
+        if not self.pilot_share:
+            return query
+        clip = tf.where(self._is_pilot(), pilot.squares_clip(self.l2_norm_clip), self.l2_norm_clip)
+        return dataclasses.replace(query, l2_norm_clip=clip, is_squared=self._is_pilot())
+
+    def _look(self, variables, squares):
+        """A step of the pilot; the last of a round changes the scale."""
+        of_round = tf.cast(_keras.native(self._pilot_steps), tf.float32) / pilot.ROUNDS
+        means = [self._state(self._mean_squares, v) for v in variables]
+        for mean, square in zip(means, squares):
+            mean.assign_add(square / tf.cast(of_round, square.dtype))
+        ends = tf.cast(self._step() + 1, tf.float32) % of_round == 0.0
+        tf.cond(ends, lambda: self._rescale(variables, means, of_round), lambda: None)
+
+    def _rescale(self, variables, means, of_round):
+        noise = self.sigma * pilot.squares_clip(self.l2_norm_clip) / (self._batch_size * tf.sqrt(of_round))
+        changes = pilot.log_changes([tf.convert_to_tensor(mean) for mean in means], noise)
+        for variable, mean, change in zip(variables, means, changes):
+            self._state(self._log_scales, variable).assign_add(change)
+            mean.assign(tf.zeros_like(mean))
+
+    # The scale.
+
     def _scale(self, variable):
+        damping = self._damping(variable)
+        if not self.pilot_share:
+            return damping
+        return damping * tf.exp(self._state(self._log_scales, variable))
+
+    def _damping(self, variable):
+        """d."""
         above_noise = self._state(self._second_moments, variable) / self._floor
         return tf.pow(1.0 + above_noise, -self.power / 2.0)
 
     def _directions(self, variables, gradients):
-        for gradient, variable in zip(gradients, variables):
-            self._observe(gradient, variable)
-        due = self._step() % self.delay == 0
-        tf.cond(due, lambda: self._refresh(variables), lambda: None)
+        if not self.pilot_share:
+            self._observe(variables, gradients)
+        else:
+            look, observe = self._look, self._observe
+            tf.cond(
+                self._is_pilot(),
+                lambda: look(variables, gradients),
+                lambda: observe(variables, gradients),
+            )
         return gradients
 
-    def _observe(self, gradient, variable):
-        mean, scale = self._state(self._mean_squares, variable), self._scale(variable)
-        square = (tf.square(gradient) - self._floor) / tf.square(scale)
-        mean.assign_add((square - mean) / tf.cast(self._step() + 1, mean.dtype))
+    def _observe(self, variables, gradients):
+        for gradient, variable in zip(gradients, variables):
+            self._add_square(gradient, variable)
+        due = self._moving_step() % self.delay == 0
+        tf.cond(due, lambda: self._refresh(variables), lambda: None)
+
+    def _add_square(self, gradient, variable):
+        mean, damping = self._state(self._mean_squares, variable), self._damping(variable)
+        square = (tf.square(gradient) - self._floor) / tf.square(damping)
+        mean.assign_add((square - mean) / tf.cast(self._moving_step() + 1, mean.dtype))
 
     def _refresh(self, variables):
         for variable in variables:

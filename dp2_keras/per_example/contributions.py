@@ -15,6 +15,9 @@ and output gradients d of a dense layer,
 
     ||S * (a d^T)||^2 = (a^2)^T S^2 d^2,       and ||a||^2 ||d||^2 where S = 1
 
+and gives the contribution of which the g_i^2, element by element, are the gradients: for a dense layer
+those of a^2 and d^2, so that squares need no gradient to be made either.
+
 Examples that are not kept are left out by selection before they meet a number. By
 default a gradient is made, block by block; a subclass says where it need not be.
 
@@ -75,6 +78,10 @@ class Contribution(abc.ABC):
         zero = tf.zeros(self.shape, self.operands[-1].dtype)
         return sum_blocks(total, operands, self.elements(), zero)
 
+    def squared(self) -> Contribution:
+        """That of the squares of the gradients, element by element."""
+        return Made(lambda *operands: tf.square(self.gradients(*operands)), self.operands, self.shape)
+
     def elements(self) -> int:
         """How many numbers it takes to make one example's gradient."""
         return math.prod(self.shape)
@@ -94,6 +101,9 @@ class Direct(Contribution):
 
     def gradients(self, gradients):
         return gradients
+
+    def squared(self):
+        return Direct(tf.square(self.operands[0]))
 
     def squared_norms(self, scale):
         return privatizer.squared_norms(privatizer.scale_by(self.operands[0], scale))
@@ -140,6 +150,9 @@ class Outer(Contribution):
         a, d = _weighted(self.operands, factors, kept)
         return tf.reshape(tf.matmul(a, d, transpose_a=True), self.shape)
 
+    def squared(self):
+        return super().squared() if self.is_made else Outer(*map(tf.square, self.operands), self.shape)
+
     def plus(self, others):
         if not all(isinstance(other, Outer) for other in others):
             return super().plus(others)
@@ -181,6 +194,10 @@ class Rows(Contribution):
     def weighted_sum(self, factors, kept):
         ids, d = _weighted(self.operands, factors, kept)
         return _segment_sums(d, ids, self.shape[0])
+
+    def squared(self):
+        ids, d = self.operands  # No row twice.
+        return Rows(ids, tf.square(d), self.shape)
 
     def plus(self, others):
         if not all(isinstance(other, Rows) for other in others):

@@ -35,9 +35,7 @@ def ghost(example_pass, query, examples, mask):
     if query.needs_gradients:
         raise ValueError('This query needs gradients: compile the model with `method="vectorized"`.')
     parts, outputs = contributions(example_pass, query.variables, examples)
-    values, norms = query.each(
-        lambda one: one.by_scale(lambda scales: _clip_in_memory(one, parts, scales, mask))
-    )
+    values, norms = query.each(lambda one: _answer(one, parts, mask))
     return values, norms, outputs
 
 
@@ -99,6 +97,19 @@ def _of_call(call, d):
 
 def _in_compute_dtype(tensor):
     return tf.cast(tensor, privatizer.compute_dtype(tensor.dtype)) if tensor.dtype.is_floating else tensor
+
+
+def _answer(query, parts, mask):
+    """The clipped sums of the gradients, or of their squares; and the norms."""
+
+    def of_squares(scales):
+        squares = {n: part.squared() for n, part in parts.items()}
+        return _clip_in_memory(query, squares, scales and list(map(tf.square, scales)), mask)
+
+    def of_gradients(scales):
+        return _clip_in_memory(query, parts, scales, mask)
+
+    return query.by_square(lambda squared: query.by_scale(of_squares if squared else of_gradients))
 
 
 def _clip_in_memory(query, parts, scales, mask):

@@ -45,6 +45,10 @@ class SparseOuter(Contribution):
         squared = rows.with_values(tf.square(rows.values))
         return scaled_product_norms(lambda squares: tf.sparse.sparse_dense_matmul(squared, squares), d, scale)
 
+    def squared(self):
+        squares = self.rows.with_values(tf.square(self.rows.values))
+        return SparseOuter(squares, tf.square(self.operands[0]), self.shape)
+
     def weighted_sum(self, factors, kept):
         d = privatizer.select(self.operands[0], kept)
         d *= tf.cast(privatizer.as_column(factors, 2), d.dtype)
