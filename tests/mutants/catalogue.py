@@ -29,6 +29,7 @@ class Mutant:
     tests: str
 
 
+_PILOT = "tests/test_pilot.py"
 _PRIVATIZER = "tests/test_privatizer.py"
 _TRAJECTORIES = "tests/test_trajectories.py"
 _GHOST = "tests/test_ghost_bounds.py tests/test_ghost.py"
@@ -318,6 +319,27 @@ MUTANTS = [
         "counter = step if self.seed is not None else next(self._draws)",
         "counter = 0",
         "tests/test_sampling.py",
+    ),
+    Mutant(
+        "squares are clipped by the norm of what they are squares of",
+        "per_example/ghost.py",
+        "        return _clip_in_memory(query, squares, scales and list(map(tf.square, scales)), mask)\n",
+        "        return _clip_in_memory(query, squares, scales, mask)\n",
+        _PILOT,
+    ),
+    Mutant(
+        "squares of an example's terms are added up in place of the square of their sum",
+        "per_example/contributions.py",
+        "return super().squared() if self.is_made else Outer(*map(tf.square, self.operands), self.shape)",
+        "return Outer(*map(tf.square, self.operands), self.shape)",
+        _PILOT,
+    ),
+    Mutant(
+        "the pilot moves weights by squares",
+        "optimizers/noise_floor.py",
+        "return tf.where(self._is_pilot(), 0.0, rate)",
+        "return rate",
+        _PILOT,
     ),
     Mutant(
         "two releases of a batch are priced as one",
