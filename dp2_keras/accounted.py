@@ -234,7 +234,7 @@ class AccountedTraining(_keras.BuiltByShape):
         if optimizer.sigma is None:
             budget.check_remainder(account.ledger)
             optimizer.calibrate(_calibrated(plan, budget, account.ledger, optimizer))
-        optimizer.settle_rate(_paid_steps(plan, budget, account.ledger, optimizer))
+        optimizer.settle_rate(plan.paid_steps(budget, account.ledger, optimizer.mechanism(), plan.passed))
         replicas.check_same(self.distribute_strategy, lambda: self._facts(plan))
         budget.check(account.ledger, optimizer.mechanism(), plan.sampling)
         self._retrace_if_changed()
@@ -394,15 +394,6 @@ def _callbacks_with(first, callbacks, model):
         yield callbacks
     finally:
         callbacks.callbacks = theirs
-
-
-def _paid_steps(plan, budget, ledger, optimizer):
-    """How many steps there will be, from the first epoch on, if the budget ends them or not."""
-    if plan.steps is None:
-        return None
-    planned = max(plan.steps - plan.passed, 1)
-    paid = budget.allowed_steps(ledger, optimizer.mechanism(), plan.sampling, planned)
-    return plan.passed + max(paid, 1)  # Without a step to pay, the fit is refused.
 
 
 def _calibrated(plan, budget, ledger, optimizer):

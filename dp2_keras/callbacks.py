@@ -125,10 +125,12 @@ class FitAccount(_keras.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Opens the epoch's run, with as many steps as the budget pays."""
-        self._open(self._plan.steps_per_epoch or UNLIMITED)
         taken = self._steps_taken(epoch)
-        self._account.meter.skip(taken)
         self._passed = epoch * (self._plan.steps_per_epoch or 0) + taken
+        if self._backups.are_restored and not self._rate_started:  # The history is that of the backup now.
+            self._settle_rate()
+        self._open(self._plan.steps_per_epoch or UNLIMITED)
+        self._account.meter.skip(taken)
 
     def on_train_batch_begin(self, batch, logs=None):
         """Opens the run anew where weights, and with them a history, were loaded in the midst of an epoch."""
@@ -138,6 +140,11 @@ class FitAccount(_keras.keras.callbacks.Callback):
             passed, optimizer = self._passed + batch, self.model.optimizer
             optimizer.start_rate(int(optimizer.iterations.numpy()) - passed)
             self._rate_started = True
+
+    def _settle_rate(self):
+        optimizer, ledger = self.model.optimizer, self._account.ledger
+        paid = self._plan.paid_steps(self._budget, ledger, optimizer.mechanism(), self._passed)
+        optimizer.settle_rate(paid)
 
     def _open(self, planned):
         optimizer, sampling, ledger = self.model.optimizer, self._plan.sampling, self._account.ledger

@@ -4,6 +4,8 @@
     clipped_fraction  the share of examples with ||S g_i|| > C
     scaled_norm       the mean of ||S g_i||
 
+In the pilot of `DP2NoiseFloor` norms and C are those of squares.
+
 Exact functions of the private data, like every training metric: epsilon does not cover
 them. Switch them off with `compile(diagnostics=False)` where the log is published.
 """

@@ -18,7 +18,9 @@ from typing import Any
 import tensorflow as tf
 
 from dp2_keras import _checks, replicas
-from dp2_keras.entries import Entry, PoissonSampling, ShuffledSampling
+from dp2_keras.account import Budget
+from dp2_keras.entries import Entry, Mechanism, PoissonSampling, ShuffledSampling
+from dp2_keras.ledger import Ledger
 from dp2_keras.rows import Rows, is_arrays
 from dp2_keras.sampling import PoissonSampler, dataset_of, known_sampling
 
@@ -66,6 +68,20 @@ class Plan:
     def passed(self) -> int:
         """How many of them an earlier fit took."""
         return self.arguments["initial_epoch"] * (self.steps_per_epoch or 0)
+
+    def paid_steps(self, budget: Budget, ledger: Ledger, mechanism: Mechanism, passed: int) -> int | None:
+        """How many of the steps there will be, if the budget ends them or not.
+
+        Args:
+            budget: what may be spent.
+            ledger: what was spent, on the steps that have passed too.
+            mechanism: of the steps to come.
+            passed: how many of the steps were taken, by an earlier fit or by one that is resumed.
+        """
+        if self.steps is None:
+            return None
+        paid = budget.allowed_steps(ledger, mechanism, self.sampling, max(self.steps - passed, 1))
+        return passed + max(paid, 1)  # Without a step to pay, the fit is refused.
 
     def entry(self, mechanism) -> Entry:
         """All steps of the fit, for calibration.

@@ -16,8 +16,9 @@ half of it, in logarithms, is made up for, so that examples shorter than the cli
 length.
 
 The squares are clipped and noised like gradients, with the same sigma: a step of the pilot costs what any
-step costs. C_p is so small that nearly every example is cut to it, so that it is shares of a length that are
-added up. Not in arXiv:2212.00309, whose preconditioner is the square of a mean.
+step costs. C_p = C^2 / 100 is so small that examples longer than C, but for those spread over very many
+coordinates, are cut to it: it is shares of a length that are added up. Not in arXiv:2212.00309, whose
+preconditioner is the square of a mean.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ def pilot_steps(steps: int | None, share: float) -> int:
     """
     of_round = int(share * (steps or 0) / ROUNDS)
     return ROUNDS * of_round if of_round >= _LEAST_STEPS else 0
+
+
+def is_too_small(l2_norm_clip: float) -> bool:
+    """Whether squares of C_p would be near the smallest float32, and vanish from norms."""
+    return l2_norm_clip < 1e-5
 
 
 def squares_clip(l2_norm_clip: float) -> float:

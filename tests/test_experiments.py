@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -459,6 +460,32 @@ def test_workers_are_replaced_after_a_while(tmp_path, monkeypatch):
     with Store(tmp_path / "others.jsonl") as store:
         assert pool.execute(runs, store, jobs=1) == 100
     assert waves == [(80, 2), (20, 2), (40, 1), (40, 1), (20, 1)]
+
+
+ORPHAN = """
+import concurrent.futures, multiprocessing, os, time
+from dp2_keras.experiments import pool
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, context, pool._begin, (1,)) as workers:
+        print(workers.submit(os.getpid).result(), flush=True)
+        workers.submit(time.sleep, 600).result()
+"""
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as parent:
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    for _ in range(300):
+        if not pathlib.Path(f"/proc/{worker}").exists():
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("A worker outlived its parent.")
 
 
 def test_a_row_is_a_function_of_its_run(tmp_path):

@@ -157,6 +157,13 @@ def fit(model, epochs=STEPS * BATCH // N, **kwargs):
     return model.fit(X, Y, batch_size=BATCH, epochs=epochs, verbose=0, **kwargs)
 
 
+def begin(optimizer):
+    """What `fit` says to the optimizer."""
+    optimizer.settle_rate(STEPS)
+    optimizer.start_rate(0)
+    assert optimizer.pilot_steps == 12
+
+
 class Path(keras.callbacks.Callback):
     """The rate and the weights of each step."""
 
@@ -211,7 +218,7 @@ def test_noise_of_its_steps_has_exactly_the_stated_deviation(jit):
 
     model = dp2.DP2Sequential([keras.Input((1,)), Wide()])
     optimizer = dp2.DP2NoiseFloor(0.1, 2.0, 1.5, expected_batch_size=4, noise_seed=7)
-    optimizer.settle_rate(STEPS)
+    begin(optimizer)
     model.compile(optimizer, loss="mse", jit_compile=jit)
     model.train_on_batch(np.ones((3, 1)), np.ones((3, 1)))
     noise = 4 * optimizer._mean_squares[0].numpy()  # A round has 4 steps.
@@ -264,6 +271,74 @@ def test_there_is_none_if_it_is_not_wanted_or_too_short(how, epochs):
     assert model.optimizer.pilot_steps == 0 and min(path.rates) > 0
 
 
+def test_a_fit_that_is_shorter_than_what_is_left_of_the_pilot_moves_nothing():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations.numpy()) == 5:
+                raise KeyboardInterrupt
+
+    model, path = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0, pilot_share=0.1)), Path()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, callbacks=[Stop()])
+    assert model.optimizer.pilot_steps == 48
+    fit(model, epochs=2, callbacks=[path])
+    assert path.rates == [0.0] * 20 and model.optimizer.path_variance == 0.0
+
+
+@pytest.mark.parametrize("first, of_pilot", [(20, 0), (47, 0)])
+def test_epochs_that_an_earlier_fit_took_are_not_the_pilots(first, of_pilot):
+    model, path = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0)), Path()
+    fit(model, initial_epoch=first, callbacks=[path])
+    assert model.optimizer.pilot_steps == of_pilot
+    whole = first_rate(0.5, 0.3 / BATCH, STEPS) * np.arange(STEPS, 0, -1) / STEPS
+    np.testing.assert_allclose(path.rates, whole[10 * first :], rtol=1e-5)
+
+
+def test_a_rate_that_a_callback_sets_to_0_stays():
+    model, path = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0)), Path()
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.01 * (epoch > 2))
+    fit(model, callbacks=[schedule, path])
+    assert set(path.rates[:12]) == {0.0} and set(path.rates[30:]) == {np.float32(0.01)}
+
+
+@pytest.mark.parametrize("stop", [305, 475])
+def test_a_fit_that_a_ledger_file_and_a_backup_resume_has_the_rates_of_the_whole(tmp_path, stop):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations.numpy()) == stop:
+                raise KeyboardInterrupt
+
+    def resumable(model, *more):
+        budget = dp2.PrivacyBudget(epsilon, 1e-3)
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+        return fit(model, callbacks=[budget, backup, *more], ledger_file=str(tmp_path / "ledger"))
+
+    whole = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0))
+    fit(whole)
+    epsilon = 1.05 * whole.privacy_spent(1e-3)  # The steps of half an epoch are paid twice.
+    model, path = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0)), Path()
+    with pytest.raises(KeyboardInterrupt):
+        resumable(model, Stop())
+    model.release_ledger_file()
+    model = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0))
+    resumable(model, path)
+    np.testing.assert_allclose(path.rates, rates_of_all()[-len(path.rates) :], rtol=1e-5)
+    assert int(model.optimizer.iterations.numpy()) == STEPS
+
+
+def test_the_memory_of_squares_is_that_of_their_gradients():
+    """A convolution makes patches, which are larger than its kernel."""
+    window = tf.ones([2, 6, 3]), tf.ones([2, 6, 4])
+    part = contributions.Total([contributions.Outer(*window, [3, 4]), contributions.Outer(*window, [3, 4])])
+    assert part.squared().elements() == part.elements() == 24
+
+
+def test_a_clip_whose_squares_would_vanish_is_refused():
+    with pytest.raises(ValueError, match="`l2_norm_clip` must be at least 1e-5, or `pilot_share=0`"):
+        dp2.DP2NoiseFloor(0.1, 1e-6, 1.0)
+    dp2.DP2NoiseFloor(0.1, 1e-6, 1.0, pilot_share=0.0)
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0, "a", None])
 def test_a_share_is_a_part(share):
     with pytest.raises(ValueError, match="`pilot_share` must be at least 0 and below 1"):
@@ -280,7 +355,7 @@ def test_an_empty_batch_has_a_sum_of_zero(mode):
 def test_the_guard_trips_for_an_answer_without_squares():
     """A step of the pilot takes the answer to its own query and no other."""
     model = logistic(dp2.DP2NoiseFloor(0.1, noise_multiplier=1.0, expected_batch_size=4))
-    model.optimizer.settle_rate(STEPS)
+    begin(model.optimizer)
     query = model.optimizer.begin_step(model.trainable_variables)
     other = dp2.DPSGD(0.1, 0.3, 1.0, expected_batch_size=4).begin_step(model.trainable_variables)
     answer, _ = model._answer(other, (tf.constant(X[:4]), tf.constant(Y[:4]), None))

@@ -24,7 +24,8 @@ PUBLIC = (X[:4], Y[:4])
 
 
 def piloted(optimizer):
-    optimizer.settle_rate(480)  # Of which the first 12 are the pilot's.
+    optimizer.settle_rate(480)
+    optimizer.start_rate(0)  # The first 12 are the pilot's.
     return optimizer
 
 

@@ -149,6 +149,7 @@ def test_the_pilot_equals_the_oracle(data):
     terms = dict(delay=4, power=0.5, shrinkage=4.0)
     optimizer = dp2.DP2NoiseFloor(0.2, 0.8, 0.1, expected_batch_size=BATCH, noise_seed=3, **terms)
     optimizer.settle_rate(480)
+    optimizer.start_rate(0)
     assert optimizer.pilot_steps == 12
     ours = train(logistic_model(FEATURES, optimizer), x, y, batches(25))
     gradients, start = oracle.logistic_gradients(x, y), np.zeros(FEATURES + 1)

@@ -2,7 +2,8 @@
 
 A worker has its share of the threads, keeps the data of its tasks in memory, and runs one run after
 another. The parent alone writes rows. Every run leaves 20 to 60 MB behind that nothing frees, so workers are
-replaced after a while. A few runs with one job need no worker: they are the parent's own.
+replaced after a while. They end with the parent, however it ends. A few runs with one job need no worker:
+they are the parent's own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import random
+import threading
 from collections.abc import Iterable
 
 from dp2_keras import _checks
@@ -91,6 +93,7 @@ def _in_workers(runs, directory, jobs):
 
 def _begin(threads):
     """A worker's first act, before TensorFlow is loaded."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
@@ -98,6 +101,12 @@ def _begin(threads):
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def _end_with_parent():
+    """A parent that is killed cannot tell its workers, and they would run what they have been given."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _train(run, directory):

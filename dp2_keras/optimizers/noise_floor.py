@@ -4,11 +4,13 @@
     nu  = sigma C / B                                    the deviation of the noise in g~, which is public
     d   = (1 + u / nu^2)^(-p/2)                          in (0, 1]; 1 before the first refresh
     g~  = ( sum_i clip(S d g_i, C) + N(0, (sigma C)^2 I) ) / B
-    m  <- m + ((g~^2 - nu^2) / d^2 - m) / (t + 1)        the mean square of the gradients, free of the noise's
+    m  <- m + ((g~^2 - nu^2) / d^2 - m) / (t + 1)        the mean square of S g, free of the noise's
     t mod s == 0 : u <- max(m, 0)                        (refresh)
     z  <- z - lr g~,   V <- V + (lr nu)^2                the path, and the variance of the noise in it
     w   = w_0 + h(z),  h(z) = z^3 / (z^2 + k V)          the path, less what is most likely nothing but noise
     lr                                                   "auto": V is r^2 after all steps; see `auto_rate.py`
+
+with t from 0 at the first step that moves the weights.
 
 As in Algorithm 1 of arXiv:2212.00309 the scale is made of earlier private gradients, is stale, and stands
 before the clip and the noise; it costs nothing. Five things differ. Every release is used for it, those of
@@ -30,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras, pilot
@@ -57,7 +60,8 @@ class DP2NoiseFloor(EveryStep):
             far. 0 takes the path as it is. Defaults to 4.
         pilot_share: at most this share of the steps of the first `fit` looks for the scale, and moves
             nothing; see `pilot.py`. 0 for none; nor has a fit any that has too few steps for it (480 at the
-            default), or whose steps are not known. Defaults to 0.025.
+            default), or whose steps are not known. A pilot that is cut off goes on in the steps that come
+            next; a layer that was frozen in it has a scale of 1. Defaults to 0.025.
         **kwargs: see `PrivateOptimizer`.
 
     Raises:
@@ -91,6 +95,8 @@ class DP2NoiseFloor(EveryStep):
         _checks.positive(weight_noise=weight_noise)
         _checks.non_negative(shrinkage=shrinkage)
         _checks.fraction(pilot_share=pilot_share)
+        if pilot_share and pilot.is_too_small(l2_norm_clip):
+            _checks.fail("at least 1e-5, or `pilot_share=0`: squares would vanish", l2_norm_clip=l2_norm_clip)
         if noise_multiplier == 0:
             rule = "above 0: the scale is relative to the noise. Without noise, use DP2RMSprop"
             _checks.fail(rule, noise_multiplier=noise_multiplier)
@@ -104,7 +110,7 @@ class DP2NoiseFloor(EveryStep):
         self._may_be_auto, self._decay = is_auto, Decay()
         self._settled_rate = self.add_scalar(0.0, "settled_rate")
         self._pilot_steps = self.add_scalar(0.0, "pilot_steps")
-        self._fit_steps = None
+        self._fit_steps = self._fit_rate = None
         self._log_scales = self._mean_squares = self._paths = self._path_variances = None
 
     @property
@@ -131,8 +137,7 @@ class DP2NoiseFloor(EveryStep):
         return tf.logical_or(tf.equal(rate, settled), tf.equal(rate, 0.0))  # 0: new; Keras 2 saves no rate.
 
     def settle_rate(self, steps):
-        if not int(self.iterations.numpy()):
-            self._pilot_steps.assign(float(pilot.pilot_steps(steps, self.pilot_share)))
+        self._fit_steps, self._fit_rate = steps, None
         if not self._is_auto:
             return
         if steps is None:
@@ -140,14 +145,15 @@ class DP2NoiseFloor(EveryStep):
                 '`steps_per_epoch` must be given for `learning_rate="auto"`, which depends on the number of '
                 "steps. Received: steps_per_epoch=None"
             )
-        self._fit_steps = steps
         self._spread_rate(steps)
 
     def start_rate(self, first_step):
-        of_pilot = max(self.pilot_steps - first_step, 0)
+        if not int(self.iterations.numpy()) and self._fit_steps is not None:
+            self._pilot_steps.assign(float(pilot.pilot_steps(self._fit_steps + first_step, self.pilot_share)))
+        of_pilot = max(self.pilot_steps - max(first_step, 0), 0)
         self._decay.first_step.assign(first_step + of_pilot)
-        if of_pilot and self._is_auto:
-            self._spread_rate(self._fit_steps - of_pilot)
+        if of_pilot and self._fit_rate is not None and self._rate_now() in self._settled_rates():
+            self._spread_rate(max(self._fit_steps - of_pilot, 1))
 
     def _spread_rate(self, steps):
         """Rates for that many steps that move the weights."""
@@ -155,6 +161,14 @@ class DP2NoiseFloor(EveryStep):
         for variable in (self._learning_rate, self._settled_rate):
             variable.assign(rate)
         self._decay.steps.assign(steps)
+        self._fit_rate = self._rate_now()
+
+    def _rate_now(self):
+        return float(np.asarray(self._learning_rate))
+
+    def _settled_rates(self):
+        """This fit's, and that of a fit that a backup goes on with; any other was set by a callback."""
+        return self._fit_rate, float(np.asarray(self._settled_rate))
 
     def check_single_step(self):
         if self._is_auto:
@@ -173,7 +187,7 @@ class DP2NoiseFloor(EveryStep):
         rate = tf.cast(_keras.native(super()._rate(phase)), tf.float32)
         if self._may_be_auto:
             rate = tf.where(self._is_settled(), rate * self._decay(self._step()), rate)
-        return tf.where(self._is_pilot(), 0.0, rate)
+        return tf.where(self._is_pilot(), 0.0, rate) if self.pilot_share else rate
 
     def _argument(self, name):
         return "auto" if name == "learning_rate" and self._is_auto else super()._argument(name)
@@ -233,8 +247,9 @@ class DP2NoiseFloor(EveryStep):
     def _rescale(self, variables, means, of_round):
         noise = self.sigma * pilot.squares_clip(self.l2_norm_clip) / (self._batch_size * tf.sqrt(of_round))
         changes = pilot.log_changes([tf.convert_to_tensor(mean) for mean in means], noise)
-        for variable, mean, change in zip(variables, means, changes):
+        for variable, change in zip(variables, changes):
             self._state(self._log_scales, variable).assign_add(change)
+        for mean in map(_keras.native, self._mean_squares):  # Of frozen layers too.
             mean.assign(tf.zeros_like(mean))
 
     # The scale.
@@ -251,15 +266,12 @@ class DP2NoiseFloor(EveryStep):
         return tf.pow(1.0 + above_noise, -self.power / 2.0)
 
     def _directions(self, variables, gradients):
-        if not self.pilot_share:
-            self._observe(variables, gradients)
+        look = lambda: self._look(variables, gradients)  # noqa: E731
+        observe = lambda: self._observe(variables, gradients)  # noqa: E731
+        if self.pilot_share:
+            tf.cond(self._is_pilot(), look, observe)
         else:
-            look, observe = self._look, self._observe
-            tf.cond(
-                self._is_pilot(),
-                lambda: look(variables, gradients),
-                lambda: observe(variables, gradients),
-            )
+            observe()
         return gradients
 
     def _observe(self, variables, gradients):

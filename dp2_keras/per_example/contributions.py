@@ -80,7 +80,7 @@ class Contribution(abc.ABC):
 
     def squared(self) -> Contribution:
         """That of the squares of the gradients, element by element."""
-        return Made(lambda *operands: tf.square(self.gradients(*operands)), self.operands, self.shape)
+        return Squared(self)
 
     def elements(self) -> int:
         """How many numbers it takes to make one example's gradient."""
@@ -219,6 +219,20 @@ class Total(Contribution):
 
     def elements(self):
         return sum(part.elements() for part in self.parts)
+
+
+class Squared(Contribution):
+    """The squares of gradients that have to be made."""
+
+    def __init__(self, part: Contribution):
+        self.part = part
+        super().__init__(part.operands, part.shape)
+
+    def gradients(self, *operands):
+        return tf.square(self.part.gradients(*operands))
+
+    def elements(self):
+        return self.part.elements()
 
 
 class Made(Contribution):
