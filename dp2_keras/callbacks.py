@@ -127,7 +127,7 @@ class FitAccount(_keras.keras.callbacks.Callback):
         """Opens the epoch's run, with as many steps as the budget pays."""
         taken = self._steps_taken(epoch)
         self._passed = epoch * (self._plan.steps_per_epoch or 0) + taken
-        if self._backups.are_restored and not self._rate_started:  # The history is that of the backup now.
+        if self._steps_since_start() and not self._rate_started:  # A backup was restored, with its history.
             self._settle_rate()
         self._open(self._plan.steps_per_epoch or UNLIMITED)
         self._account.meter.skip(taken)
