@@ -111,7 +111,7 @@ def _line(result, reached):
     else:
         cells += ["–", "–", "all failed" if result["errors"] else "no hyper-parameters: search"]
     cells.append(_spread(*result["paper"]) if result["paper"] else "–")
-    cells.append((f"{result['steps']:,}" if result["seeds"] else "–") + (reached or ""))
+    cells.append(f"{result['steps']:,}{reached or ''}" if result["seeds"] else "–")
     if result.get("staleness") is not None:
         cells[-1] += f" (h(s) = {float(result['staleness']):.2f})"
     cells += [_hyper(result), _search(result)]
