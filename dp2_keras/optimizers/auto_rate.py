@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import tensorflow as tf
 
+from dp2_keras import _checks, _keras
+from dp2_keras.optimizers.base import PrivateOptimizer
 from dp2_keras.variables import own_variable
 
 
@@ -54,3 +57,100 @@ class Decay:
         passed = tf.cast(step, tf.int64) - self.first_step
         share = 1.0 - tf.cast(passed, tf.float64) / tf.cast(tf.maximum(self.steps, 1), tf.float64)
         return tf.cast(tf.clip_by_value(share, 0.0, 1.0), tf.float32)
+
+
+class AutoRate(PrivateOptimizer):
+    """A rate that `fit` settles, and that stays what a user or a callback makes of it.
+
+    Args:
+        learning_rate: float, `LearningRateSchedule`, or "auto".
+        l2_norm_clip: C.
+        noise_multiplier: sigma.
+        weight_noise: r.
+        **kwargs: see `PrivateOptimizer`.
+    """
+
+    def __init__(self, learning_rate, l2_norm_clip, noise_multiplier, *, weight_noise, **kwargs):
+        _checks.positive(weight_noise=weight_noise)
+        is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
+        super().__init__(0.0 if is_auto else learning_rate, l2_norm_clip, noise_multiplier, **kwargs)
+        self.weight_noise = weight_noise
+        self._may_be_auto, self._decay = is_auto, Decay()
+        self._settled_rate = self.add_scalar(0.0, "settled_rate")
+        self._fit_steps = self._fit_rate = None
+
+    @property
+    def _floor(self):
+        """nu^2."""
+        return (self.sigma * self.l2_norm_clip / self._batch_size) ** 2
+
+    @property
+    def _is_auto(self):
+        return self._may_be_auto and bool(self._is_settled())
+
+    def _is_settled(self):
+        """Whether the rate is what `fit` made it, and not what a user or a callback has set."""
+        if not _keras.is_variable(self._learning_rate):
+            return False  # A schedule.
+        settled = tf.convert_to_tensor(_keras.native(self._settled_rate))
+        rate = tf.cast(_keras.native(self._learning_rate), settled.dtype)
+        return tf.logical_or(tf.equal(rate, settled), tf.equal(rate, 0.0))  # 0: new; Keras 2 saves no rate.
+
+    def settle_rate(self, steps):
+        self._fit_steps, self._fit_rate = steps, None
+        if not self._is_auto:
+            return
+        if steps is None:
+            raise ValueError(
+                '`steps_per_epoch` must be given for `learning_rate="auto"`, which depends on the number of '
+                "steps. Received: steps_per_epoch=None"
+            )
+        self._spread_rate(steps)
+
+    def start_rate(self, first_step):
+        idle = self._idle_steps(first_step)
+        self._decay.first_step.assign(first_step + idle)
+        if idle and self._fit_rate is not None and self._rate_now() in self._settled_rates():
+            self._spread_rate(max(self._fit_steps - idle, 1))
+
+    def _idle_steps(self, first_step):
+        """How many of the first steps of the fit move nothing."""
+        del first_step
+        return 0
+
+    def _spread_rate(self, steps):
+        """Rates for that many steps that move the weights."""
+        rate = first_rate(self.weight_noise, self._floor**0.5, steps)
+        for variable in (self._learning_rate, self._settled_rate):
+            variable.assign(rate)
+        self._decay.steps.assign(steps)
+        self._fit_rate = self._rate_now()
+
+    def _rate_now(self):
+        return float(np.asarray(self._learning_rate))
+
+    def _settled_rates(self):
+        """This fit's, and that of a fit that a backup goes on with; any other was set by a callback."""
+        return self._fit_rate, float(np.asarray(self._settled_rate))
+
+    def check_single_step(self):
+        if self._is_auto:
+            raise ValueError(
+                '`learning_rate="auto"` is settled by `fit` of a private model, which knows how many steps '
+                "there will be. For a step of your own, give a number: `optimizer.learning_rate = ...`."
+            )
+
+    def _check_can_step(self, variables):
+        super()._check_can_step(variables)
+        with tf.init_scope():
+            if not self._decay.steps.numpy():
+                self.check_single_step()
+
+    def _rate(self, phase):
+        rate = tf.cast(_keras.native(super()._rate(phase)), tf.float32)
+        if not self._may_be_auto:
+            return rate
+        return tf.where(self._is_settled(), rate * self._decay(self._step()), rate)
+
+    def _argument(self, name):
+        return "auto" if name == "learning_rate" and self._is_auto else super()._argument(name)

@@ -30,19 +30,16 @@ the length of every example goes that the clip cuts.
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
 import tensorflow as tf
 
-from dp2_keras import _checks, _keras, pilot
-from dp2_keras.optimizers.auto_rate import Decay, first_rate
+from dp2_keras import _checks, _keras
+from dp2_keras.optimizers.piloted import Piloted
 from dp2_keras.optimizers.rules import EveryStep
 from dp2_keras.shrinkage import shrunk
 
 
 @_keras.register
-class DP2NoiseFloor(EveryStep):
+class DP2NoiseFloor(Piloted, EveryStep):
     """DP² with a scale and weights relative to the noise, nu = sigma C / B in a step. Needs no setting.
 
     Args:
@@ -92,26 +89,16 @@ class DP2NoiseFloor(EveryStep):
     ):
         _checks.positive_integer(delay=delay)
         _checks.closed_unit(power=power)
-        _checks.positive(weight_noise=weight_noise)
         _checks.non_negative(shrinkage=shrinkage)
-        _checks.fraction(pilot_share=pilot_share)
-        if pilot_share and pilot.is_too_small(l2_norm_clip):
-            _checks.fail("at least 1e-5, or `pilot_share=0`: squares would vanish", l2_norm_clip=l2_norm_clip)
         if noise_multiplier == 0:
             rule = "above 0: the scale is relative to the noise. Without noise, use DP2RMSprop"
             _checks.fail(rule, noise_multiplier=noise_multiplier)
-        is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
-        super().__init__(0.0 if is_auto else learning_rate, l2_norm_clip, noise_multiplier, **kwargs)
+        shares = dict(weight_noise=weight_noise, pilot_share=pilot_share)
+        super().__init__(learning_rate, l2_norm_clip, noise_multiplier, **shares, **kwargs)
         self.delay = delay
         self.power = power
-        self.weight_noise = weight_noise
         self.shrinkage = shrinkage
-        self.pilot_share = pilot_share
-        self._may_be_auto, self._decay = is_auto, Decay()
-        self._settled_rate = self.add_scalar(0.0, "settled_rate")
-        self._pilot_steps = self.add_scalar(0.0, "pilot_steps")
-        self._fit_steps = self._fit_rate = None
-        self._log_scales = self._mean_squares = self._paths = self._path_variances = None
+        self._mean_squares = self._paths = self._path_variances = None
 
     @property
     def scales_before_noise(self):
@@ -122,157 +109,23 @@ class DP2NoiseFloor(EveryStep):
         """V, the largest variance that the noise of the steps so far has given to the path of a weight."""
         return max((float(v.numpy()) for v in self._path_variances or []), default=0.0)
 
-    # The rate: that of `fit`, which falls, unless it was set since.
-
-    @property
-    def _is_auto(self):
-        return self._may_be_auto and bool(self._is_settled())
-
-    def _is_settled(self):
-        """Whether the rate is what `fit` made it, and not what a user or a callback has set."""
-        if not _keras.is_variable(self._learning_rate):
-            return False  # A schedule.
-        settled = tf.convert_to_tensor(_keras.native(self._settled_rate))
-        rate = tf.cast(_keras.native(self._learning_rate), settled.dtype)
-        return tf.logical_or(tf.equal(rate, settled), tf.equal(rate, 0.0))  # 0: new; Keras 2 saves no rate.
-
-    def settle_rate(self, steps):
-        self._fit_steps, self._fit_rate = steps, None
-        if not self._is_auto:
-            return
-        if steps is None:
-            raise ValueError(
-                '`steps_per_epoch` must be given for `learning_rate="auto"`, which depends on the number of '
-                "steps. Received: steps_per_epoch=None"
-            )
-        self._spread_rate(steps)
-
-    def start_rate(self, first_step):
-        if not int(self.iterations.numpy()) and self._fit_steps is not None:
-            self._pilot_steps.assign(float(pilot.pilot_steps(self._fit_steps + first_step, self.pilot_share)))
-        of_pilot = max(self.pilot_steps - max(first_step, 0), 0)
-        self._decay.first_step.assign(first_step + of_pilot)
-        if of_pilot and self._fit_rate is not None and self._rate_now() in self._settled_rates():
-            self._spread_rate(max(self._fit_steps - of_pilot, 1))
-
-    def _spread_rate(self, steps):
-        """Rates for that many steps that move the weights."""
-        rate = first_rate(self.weight_noise, self._floor**0.5, steps)
-        for variable in (self._learning_rate, self._settled_rate):
-            variable.assign(rate)
-        self._decay.steps.assign(steps)
-        self._fit_rate = self._rate_now()
-
-    def _rate_now(self):
-        return float(np.asarray(self._learning_rate))
-
-    def _settled_rates(self):
-        """This fit's, and that of a fit that a backup goes on with; any other was set by a callback."""
-        return self._fit_rate, float(np.asarray(self._settled_rate))
-
-    def check_single_step(self):
-        if self._is_auto:
-            raise ValueError(
-                '`learning_rate="auto"` is settled by `fit` of a private model, which knows how many steps '
-                "there will be. For a step of your own, give a number: `optimizer.learning_rate = ...`."
-            )
-
-    def _check_can_step(self, variables):
-        super()._check_can_step(variables)
-        with tf.init_scope():
-            if not self._decay.steps.numpy():
-                self.check_single_step()
-
-    def _rate(self, phase):
-        rate = tf.cast(_keras.native(super()._rate(phase)), tf.float32)
-        if self._may_be_auto:
-            rate = tf.where(self._is_settled(), rate * self._decay(self._step()), rate)
-        return tf.where(self._is_pilot(), 0.0, rate) if self.pilot_share else rate
-
-    def _argument(self, name):
-        return "auto" if name == "learning_rate" and self._is_auto else super()._argument(name)
-
     def build(self, variables):
         if self.is_built():
             return
         super().build(variables)
         self._second_moments = self.add_state(variables, "second_moment")
         self._mean_squares = self.add_state(variables, "mean_square")
-        if self.pilot_share:
-            self._log_scales = self.add_state(variables, "log_scale")
         self._path_variances = [self.add_scalar(0.0, f"path_variance_{k}") for k in range(len(variables))]
         if self.shrinkage:
             self._paths = self.add_state(variables, "path")
 
-    @property
-    def _floor(self):
-        """nu^2."""
-        return (self.sigma * self.l2_norm_clip / self._batch_size) ** 2
-
-    # The pilot: the first steps of the first fit.
-
-    @property
-    def pilot_steps(self) -> int:
-        """How many of the first steps look for the scale, and move nothing."""
-        return int(self._pilot_steps.numpy())
-
-    def _moving_step(self):
-        """How many steps have moved the weights; below 0 in the pilot."""
-        step = self._step()
-        return step - tf.cast(_keras.native(self._pilot_steps), step.dtype)
-
-    def _is_pilot(self):
-        return self._moving_step() < 0
-
-    def _clips(self):
-        squares = [pilot.squares_clip(self.l2_norm_clip)] if self.pilot_share else []
-        return [*super()._clips(), *squares]
-
-    def _query(self, variables):
-        query = super()._query(variables)
-        if not self.pilot_share:
-            return query
-        clip = tf.where(self._is_pilot(), pilot.squares_clip(self.l2_norm_clip), self.l2_norm_clip)
-        return dataclasses.replace(query, l2_norm_clip=clip, is_squared=self._is_pilot())
-
-    def _look(self, variables, squares):
-        """A step of the pilot; the last of a round changes the scale."""
-        of_round = tf.cast(_keras.native(self._pilot_steps), tf.float32) / pilot.ROUNDS
-        means = [self._state(self._mean_squares, v) for v in variables]
-        for mean, square in zip(means, squares):
-            mean.assign_add(square / tf.cast(of_round, square.dtype))
-        ends = tf.cast(self._step() + 1, tf.float32) % of_round == 0.0
-        tf.cond(ends, lambda: self._rescale(variables, means, of_round), lambda: None)
-
-    def _rescale(self, variables, means, of_round):
-        noise = self.sigma * pilot.squares_clip(self.l2_norm_clip) / (self._batch_size * tf.sqrt(of_round))
-        changes = pilot.log_changes([tf.convert_to_tensor(mean) for mean in means], noise)
-        for variable, change in zip(variables, changes):
-            self._state(self._log_scales, variable).assign_add(change)
-        for mean in map(_keras.native, self._mean_squares):  # Of frozen layers too.
-            mean.assign(tf.zeros_like(mean))
-
-    # The scale.
-
     def _scale(self, variable):
-        damping = self._damping(variable)
-        if not self.pilot_share:
-            return damping
-        return damping * tf.exp(self._state(self._log_scales, variable))
+        return self._damping(variable) * self._pilot_scale(variable)
 
     def _damping(self, variable):
         """d."""
         above_noise = self._state(self._second_moments, variable) / self._floor
         return tf.pow(1.0 + above_noise, -self.power / 2.0)
-
-    def _directions(self, variables, gradients):
-        look = lambda: self._look(variables, gradients)  # noqa: E731
-        observe = lambda: self._observe(variables, gradients)  # noqa: E731
-        if self.pilot_share:
-            tf.cond(self._is_pilot(), look, observe)
-        else:
-            observe()
-        return gradients
 
     def _observe(self, variables, gradients):
         for gradient, variable in zip(gradients, variables):

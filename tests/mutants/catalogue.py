@@ -336,8 +336,8 @@ MUTANTS = [
     ),
     Mutant(
         "the pilot moves weights by squares",
-        "optimizers/noise_floor.py",
-        "return tf.where(self._is_pilot(), 0.0, rate)",
+        "optimizers/piloted.py",
+        "return tf.where(self._is_pilot(), 0.0, rate) if self.pilot_share else rate",
         "return rate",
         _PILOT,
     ),
