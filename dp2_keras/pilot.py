@@ -68,8 +68,8 @@ def log_changes(energies: Sequence[tf.Tensor], noise: tf.Tensor | float) -> list
 
     Example:
     >>> (change,) = log_changes([tf.constant([17.0, 0.0, 2.0])], noise=1.0)
-    >>> tf.exp(change).numpy().round(3).tolist()  # f is 1/2, 1, 1, and k is 2.
-    [0.707, 1.414, 1.414]
+    >>> tf.exp(change).numpy().round(3)  # f is 1/2, 1, 1, and k is 2.
+    array([0.707, 1.414, 1.414], dtype=float32)
     """
     above = [tf.maximum(e - tf.cast(_THRESHOLD * noise, e.dtype), 0.0) for e in energies]
     logs = [-_POWER / 2.0 * tf.math.log1p(a / tf.cast(noise, a.dtype)) for a in above]
