@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 ROUNDS = 3
-_LEAST_STEPS = 4  # Of a round: fewer see little.
+_LEAST_STEPS = 4  # Of a round: of 160 steps in all, three cost more than they found (docs/recipes.md).
 _CLIP = 0.01
 _THRESHOLD = 2.0
 _POWER = 0.5

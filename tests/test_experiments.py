@@ -15,7 +15,7 @@ import pytest
 
 from dp2_keras import cli
 from dp2_keras.experiments import configuration as configurations
-from dp2_keras.experiments import methods, pool, problems, report, search, summary, tasks
+from dp2_keras.experiments import methods, pool, problems, report, reproduce, search, summary, tasks
 from dp2_keras.experiments.progress import Progress, duration
 from dp2_keras.experiments.runs import Run
 from dp2_keras.experiments.store import Store
@@ -425,6 +425,14 @@ def test_a_search_by_halving_runs_the_best_to_the_end(tmp_path):
     (result,) = json.loads((tmp_path / "main.json").read_text())["settings"][0]["results"]
     assert result["search"]["runs"] == 6 and result["search"]["dropped"] == 4
     assert "| 6, 4 not to the end" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("name, value, none", [("refine", 3, 0), ("halving", True, False)])
+def test_what_is_part_of_a_search_is_refused_without_one(tmp_path, name, value, none):
+    with pytest.raises(
+        ValueError, match=f"`{name}` must be {none} without a `search`. Received: {name}={value}"
+    ):
+        reproduce.Options(str(tmp_path), **{name: value})
 
 
 def test_neighbours_differ_in_one_value_and_go_past_the_ends():

@@ -178,6 +178,18 @@ class Path(keras.callbacks.Callback):
         self.weights.append(self.model.get_weights()[0])
 
 
+class StopAt(keras.callbacks.Callback):
+    """A fit that is interrupted after some steps."""
+
+    def __init__(self, step):
+        super().__init__()
+        self._step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations.numpy()) == self._step:
+            raise KeyboardInterrupt
+
+
 def rates_of_all(sigma=1.0, clip=0.3):
     of_rest = STEPS - 12
     first = first_rate(0.5, sigma * clip / BATCH, of_rest)
@@ -233,15 +245,10 @@ def test_noise_of_its_steps_has_exactly_the_stated_deviation(jit):
 
 @pytest.mark.parametrize("stop", [5, 12, 17])
 def test_a_new_process_goes_on_where_it_was(tmp_path, stop):
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if int(self.model.optimizer.iterations.numpy()) == stop:
-                raise KeyboardInterrupt
-
     make = lambda: logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0, noise_seed=3))  # noqa: E731
     backup = lambda: keras.callbacks.BackupAndRestore(str(tmp_path / "b"), save_freq=4)  # noqa: E731
     with pytest.raises(KeyboardInterrupt):
-        fit(make(), callbacks=[backup(), Stop()])
+        fit(make(), callbacks=[backup(), StopAt(stop)])
     model, path = make(), Path()
     fit(model, callbacks=[backup(), path])
     # Of the epoch that is gone on with, batches that were trained on are passed over, at an idle rate.
@@ -275,24 +282,19 @@ def test_there_is_none_if_it_is_not_wanted_or_too_short(how, epochs):
 
 
 def test_a_fit_that_is_shorter_than_what_is_left_of_the_pilot_moves_nothing():
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if int(self.model.optimizer.iterations.numpy()) == 5:
-                raise KeyboardInterrupt
-
     model, path = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0, pilot_share=0.1)), Path()
     with pytest.raises(KeyboardInterrupt):
-        fit(model, callbacks=[Stop()])
+        fit(model, callbacks=[StopAt(5)])
     assert model.optimizer.pilot_steps == 48
     fit(model, epochs=2, callbacks=[path])
     assert path.rates == [0.0] * 20 and model.optimizer.path_variance == 0.0
 
 
-@pytest.mark.parametrize("first, of_pilot", [(20, 0), (47, 0)])
-def test_epochs_that_an_earlier_fit_took_are_not_the_pilots(first, of_pilot):
+@pytest.mark.parametrize("first", [20, 47])
+def test_epochs_that_an_earlier_fit_took_are_not_the_pilots(first):
     model, path = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0)), Path()
     fit(model, initial_epoch=first, callbacks=[path])
-    assert model.optimizer.pilot_steps == of_pilot
+    assert model.optimizer.pilot_steps == 0
     whole = first_rate(0.5, 0.3 / BATCH, STEPS) * np.arange(STEPS, 0, -1) / STEPS
     np.testing.assert_allclose(path.rates, whole[10 * first :], rtol=1e-5)
 
@@ -306,11 +308,6 @@ def test_a_rate_that_a_callback_sets_to_0_stays():
 
 @pytest.mark.parametrize("stop", [305, 475])
 def test_a_fit_that_a_ledger_file_and_a_backup_resume_has_the_rates_of_the_whole(tmp_path, stop):
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if int(self.model.optimizer.iterations.numpy()) == stop:
-                raise KeyboardInterrupt
-
     def resumable(model, *more):
         budget = dp2.PrivacyBudget(epsilon, 1e-3)
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
@@ -321,7 +318,7 @@ def test_a_fit_that_a_ledger_file_and_a_backup_resume_has_the_rates_of_the_whole
     epsilon = 1.05 * whole.privacy_spent(1e-3)  # The steps of half an epoch are paid twice.
     model, path = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0)), Path()
     with pytest.raises(KeyboardInterrupt):
-        resumable(model, Stop())
+        resumable(model, StopAt(stop))
     model.release_ledger_file()
     model = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0))
     resumable(model, path)
@@ -330,7 +327,7 @@ def test_a_fit_that_a_ledger_file_and_a_backup_resume_has_the_rates_of_the_whole
 
 
 def test_the_memory_of_squares_is_that_of_their_gradients():
-    """A convolution makes patches, which are larger than its kernel."""
+    """A layer that is used twice makes two gradients, and so do its squares."""
     window = tf.ones([2, 6, 3]), tf.ones([2, 6, 4])
     part = contributions.Total([contributions.Outer(*window, [3, 4]), contributions.Outer(*window, [3, 4])])
     assert part.squared().elements() == part.elements() == 24

@@ -53,9 +53,9 @@ class Options:
 
     def __post_init__(self):
         _checks.non_negative_integer(search=self.search, refine=self.refine)
-        for name in ("refine", "halving"):
+        for name, none in (("refine", 0), ("halving", False)):
             if getattr(self, name) and not self.search:
-                _checks.fail("0 without a `search`", **{name: getattr(self, name)})
+                _checks.fail(f"{none} without a `search`", **{name: getattr(self, name)})
         for name in ("jobs", "seeds", "epochs"):
             if getattr(self, name) is not None:
                 _checks.positive_integer(**{name: getattr(self, name)})
