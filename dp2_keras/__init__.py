@@ -19,8 +19,9 @@ from dp2_keras._lazy import exports
 __version__ = "0.2.0.dev0"
 
 _MODULES = {
-    "accounting": "calibrate_noise_multiplier default_delta",
+    "accounting": "default_delta",
     "auditing": "Audit audit",
+    "calibration": "calibrate_noise_multiplier",
     "callbacks": "PrivacyBudget",
     "errors": "BudgetExhaustedError NonPrivateUpdateError",
     "ledger": "Ledger",

@@ -16,7 +16,7 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from dp2_keras import _keras, accounting, fitting, replicas, validation
+from dp2_keras import _keras, accounting, calibration, fitting, replicas, validation
 from dp2_keras.account import Account, Budget, common_account, note_account, noted_accounts
 from dp2_keras.callbacks import FitAccount, PrivacyBudget
 from dp2_keras.entries import PoissonSampling, UnknownSampling
@@ -408,7 +408,7 @@ def _calibrated(plan, budget, ledger, optimizer):
         mechanism = optimizer.mechanism_with(sigma)
         return budget.spent(ledger.merged([plan.entry(mechanism)]))
 
-    return accounting.least_noise(cost, budget.epsilon)
+    return calibration.least_noise(cost, budget.epsilon)
 
 
 def _declared(sampling, dataset_size, max_batch_size, optimizer):

@@ -25,10 +25,11 @@ import zipfile
 from collections.abc import Sequence
 
 import dp2_keras
-from dp2_keras import _checks, accounting
+from dp2_keras import _checks, accounting, calibration
 from dp2_keras.entries import Entry, Mechanism, PoissonSampling, ShuffledSampling
 from dp2_keras.ledger import LEDGER_NAME, Ledger
-from dp2_keras.statement import ACCOUNTANTS, NEIGHBORS, Statement, round_up, statement
+from dp2_keras.statement import ACCOUNTANTS, NEIGHBORS, Statement, statement
+from dp2_keras.statement_text import round_up
 
 WEIGHTS = "model.weights.h5"
 MAX_LEDGER_BYTES = 1 << 24
@@ -211,7 +212,7 @@ def _epsilon(arguments):
 def _calibrate(arguments):
     _checks.positive(target_epsilon=arguments.target_epsilon)
     sampling = _sampling(arguments)
-    sigma = accounting.calibrate_noise_multiplier(
+    sigma = calibration.calibrate_noise_multiplier(
         arguments.target_epsilon,
         accounting.default_delta(sampling.dataset_size) if arguments.delta is None else arguments.delta,
         sampling.dataset_size,

@@ -17,7 +17,7 @@ import dataclasses
 import json
 from collections.abc import Iterable
 
-from dp2_keras import _checks, accounting
+from dp2_keras import _checks, accounting, calibration
 from dp2_keras.entries import Entry, Mechanism, ceil_div, entry_from_dict, entry_to_dict
 
 LEDGER_NAME = "dp2_keras_ledger"
@@ -171,7 +171,7 @@ class Ledger:
             run = [Entry.of_run(mechanism, sampling, steps)] if steps else []
             return self.merged(run).epsilon(delta, accountant=accountant, neighbors=neighbors)
 
-        return accounting.largest_count(cost, epsilon, upper)
+        return calibration.largest_count(cost, epsilon, upper)
 
     def merged(self, other: Iterable[Entry]) -> Ledger:
         """A ledger of the steps of both."""

@@ -13,7 +13,8 @@ import dp2_keras
 from dp2_keras import accounting, cli
 from dp2_keras.entries import Entry, Mechanism, PoissonSampling, UnknownSampling
 from dp2_keras.ledger import LEDGER_NAME, Ledger
-from dp2_keras.statement import round_up, statement
+from dp2_keras.statement import statement
+from dp2_keras.statement_text import round_up
 
 IMDB = "--dataset-size 25000 --batch-size 64 --epochs 100"
 SMALL = "--dataset-size 1000 --batch-size 100"

@@ -17,7 +17,7 @@ import dp2_keras as dp2
 from dp2_keras import accounting
 from dp2_keras.entries import PoissonSampling, ShuffledSampling, UnknownSampling
 from dp2_keras.ledger_file import LedgerFile
-from dp2_keras.statement import round_up
+from dp2_keras.statement_text import round_up
 
 KERAS_3 = hasattr(keras, "StatelessScope")
 N, B, DELTA = 40, 8, 1e-2

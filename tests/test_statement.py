@@ -9,7 +9,8 @@ import pytest
 
 from dp2_keras.entries import Entry, Mechanism, PoissonSampling, ShuffledSampling, UnknownSampling
 from dp2_keras.ledger import Ledger
-from dp2_keras.statement import NOT_COVERED, Statement, digits_up, round_up, statement
+from dp2_keras.statement import NOT_COVERED, Statement, statement
+from dp2_keras.statement_text import digits_up, round_up
 
 DP2 = Mechanism("DP2RMSprop", noise_multipliers=(1.0,), l2_norm_clips=(5.0, 0.5))
 POISSON = PoissonSampling(dataset_size=25_000, batch_size=64)

@@ -28,7 +28,7 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
-from dp2_keras import _checks, accounting
+from dp2_keras import _checks, accounting, calibration
 
 _LARGEST = 50.0
 _EXPONENTS = np.linspace(0.0, 25.0, 501)
@@ -95,7 +95,7 @@ class Rates:
         grid = [float(s) for s in noise_multiplier * np.geomspace(*_NOISE_RANGE, _NOISE_STEPS)]
         grid = [s for s in grid if _separation(s, rate, steps) <= _LARGEST_SEPARATION]
         refuted = lambda k: 1 - t_low < trade_off(grid[k - 1], rate, steps, f_high)  # noqa: E731
-        stand = accounting.largest_count(refuted, 0, len(grid)) if grid else 0
+        stand = calibration.largest_count(refuted, 0, len(grid)) if grid else 0
         if stand == len(grid):
             return 0.0
         return accounting.epsilon(accounting.dp_event(grid[stand], rate, steps), delta)

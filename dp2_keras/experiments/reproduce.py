@@ -14,7 +14,7 @@ import math
 import os
 from typing import Any
 
-from dp2_keras import _checks, accounting
+from dp2_keras import _checks, accounting, calibration
 from dp2_keras.experiments import methods, pool, report, search, summary, tasks
 from dp2_keras.experiments.configuration import Case, Configuration
 from dp2_keras.experiments.runs import Run
@@ -114,7 +114,7 @@ def _matched(case, options, epochs, batch_size, noise_multiplier):
     steps = (options.epochs or epochs) * (size // batch_size)
     event = accounting.dp_event(noise_multiplier, batch_size / size, steps)
     target = accounting.epsilon(event, delta)
-    sigma = accounting.calibrate_noise_multiplier(target, delta, size, case.batch_size, case.epochs)
+    sigma = calibration.calibrate_noise_multiplier(target, delta, size, case.batch_size, case.epochs)
     return math.ceil(sigma * 1e4) / 1e4
 
 

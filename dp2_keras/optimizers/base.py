@@ -18,18 +18,17 @@ back the `ClippedSum` that answers it; everything else is refused.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import numbers
 from collections.abc import Sequence
 
-import dp_accounting
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras, public_data, replicas
-from dp2_keras.entries import Mechanism
 from dp2_keras.errors import NonPrivateUpdateError
 from dp2_keras.noise import NoiseSource
-from dp2_keras.optimizers import stock
+from dp2_keras.optimizers import arguments, stock
+from dp2_keras.optimizers.arguments import Configured
+from dp2_keras.optimizers.price import Priced
 from dp2_keras.preconditioners import Preconditioner
 from dp2_keras.privatizer import (
     ClippedSum,
@@ -47,16 +46,8 @@ NOISE_STREAMS = (0, 2)  # One for each release that a step may make.
 RANDOM_LAYER_STREAM = 1
 PUBLIC_STREAM = 3
 
-_REFUSED = {
-    "gradient_accumulation_steps": "would clip sums of examples; use `physical_batch_size` in `compile`",
-    "loss_scale_factor": "would scale what is clipped; use the `mixed_bfloat16` policy",
-    "clipnorm": "clips after the noise, which protects nobody; use `l2_norm_clip`",
-    "clipvalue": "clips after the noise, which protects nobody; use `l2_norm_clip`",
-    "global_clipnorm": "clips after the noise, which protects nobody; use `l2_norm_clip`",
-}
 
-
-class PrivateOptimizer(_keras.Optimizer):
+class PrivateOptimizer(Configured, Priced, _keras.Optimizer):
     """Base class of all optimizers here; by itself the step of DP-SGD.
 
     Args:
@@ -102,13 +93,13 @@ class PrivateOptimizer(_keras.Optimizer):
         name=None,
         **refused,
     ):
-        _refuse_arguments(type(self).__name__, refused)
+        arguments.refuse(type(self).__name__, refused)
         check_mechanism(noise_multiplier, l2_norm_clip=l2_norm_clip)
         if expected_batch_size is not None:
             _checks.positive_integer(expected_batch_size=expected_batch_size)
         if num_microbatches is not None:
             _checks.positive_integer(num_microbatches=num_microbatches)
-            _check_microbatches(num_microbatches, expected_batch_size)
+            arguments.check_microbatches(num_microbatches, expected_batch_size)
         _checks.one_of(tuple(NOISE_SOURCES), noise=noise)
         if noise_seed is not None and not isinstance(noise_seed, numbers.Integral):
             _checks.fail("an integer or None", noise_seed=noise_seed)
@@ -117,7 +108,7 @@ class PrivateOptimizer(_keras.Optimizer):
         if name is not None and not isinstance(name, str):
             _checks.fail("a string or None", name=name)
         super().__init__(
-            learning_rate=check_rate(learning_rate=learning_rate),
+            learning_rate=arguments.check_rate(learning_rate=learning_rate),
             weight_decay=weight_decay,
             use_ema=use_ema,
             ema_momentum=ema_momentum,
@@ -411,29 +402,10 @@ class PrivateOptimizer(_keras.Optimizer):
 
     def resolve_batch_size(self, batch_size: int | None) -> None:
         """Takes the batch size of `fit` as B, unless `expected_batch_size` was given."""
-        _check_microbatches(self.num_microbatches, batch_size)
+        arguments.check_microbatches(self.num_microbatches, batch_size)
         self._batch_size = self.expected_batch_size or batch_size
 
-    # What a step costs.
-
-    @property
-    def sigma(self) -> float | None:
-        """The noise multiplier as a number; None while "auto" waits for its calibration."""
-        return self._sigma
-
-    def calibrate(self, noise_multiplier: float) -> None:
-        """Settles "auto", once; `fit` calls it.
-
-        Raises:
-            AttributeError: if the noise multiplier is settled.
-        """
-        _checks.positive(noise_multiplier=noise_multiplier)
-        if self._sigma is not None:
-            raise AttributeError(
-                "`noise_multiplier` is settled, because steps that ran were priced with it. Make a new "
-                f"optimizer. Received: noise_multiplier={noise_multiplier}, after {self._sigma}"
-            )
-        self._sigma = float(noise_multiplier)
+    # Rates that depend on how long there is to go.
 
     def settle_rate(self, steps: int | None) -> None:
         """Settles a rate that depends on how many steps there will be, after batch size and noise.
@@ -454,47 +426,6 @@ class PrivateOptimizer(_keras.Optimizer):
         Raises:
             ValueError: if the rate depends on a number of steps that nobody has said.
         """
-
-    def noise_multipliers(self, sigma: float) -> tuple[float, ...]:
-        """What each release that one step makes of its batch has for its noise multiplier."""
-        return (sigma,)
-
-    def dp_event(self) -> dp_accounting.DpEvent:
-        """What one step releases of its batch, whatever its phase: one Gaussian sum.
-
-        Compose it over the steps, inside the sampling that drew the batches; or ask
-        `model.privacy_spent()`, which knows both.
-
-        Raises:
-            ValueError: while `noise_multiplier="auto"` is not calibrated.
-        """
-        return self.mechanism().event
-
-    def mechanism(self) -> Mechanism:
-        """What the ledger notes of a step.
-
-        Raises:
-            ValueError: while `noise_multiplier="auto"` is not calibrated.
-        """
-        self._check_calibrated()
-        return self.mechanism_with(self.sigma)
-
-    def mechanism_with(self, sigma: float) -> Mechanism:
-        """What the ledger would note of a step with the noise multiplier sigma."""
-        return Mechanism(
-            type(self).__name__,
-            self.noise_multipliers(sigma),
-            tuple(dict.fromkeys(self._clips())),
-            seeded=self.noise_seed is not None,
-            public_data=self.uses_public_data,
-        )
-
-    def _check_calibrated(self):
-        if self._sigma is None:
-            raise ValueError(
-                '`noise_multiplier="auto"` is settled by `fit`, with a `dp2_keras.PrivacyBudget` among its '
-                "callbacks: call that first, or give a number, such as `calibrate_noise_multiplier` finds."
-            )
 
     def second_moments(self) -> dict[str, tf.Tensor]:
         """v of each trainable variable, by name; empty without a preconditioner or before a step."""
@@ -553,89 +484,3 @@ class PrivateOptimizer(_keras.Optimizer):
     def train_stock_model(self, loss, variables, tape=None) -> None:
         """The step of a plain Keras model compiled with this optimizer; see `stock.py`."""
         stock.private_step(self, loss, list(variables), tape)
-
-    # Configuration.
-
-    def get_config(self):
-        """The constructor's arguments, under their names."""
-        return {name: _serialized(self._argument(name)) for name in type(self).arguments()}
-
-    def _argument(self, name):
-        # The rates' properties give this step's number; the config wants the schedule.
-        return getattr(self, f"_{name}" if name.endswith("learning_rate") else name)
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """Makes an optimizer from `get_config()`, with a new key."""
-        del custom_objects
-        return cls(**{name: _deserialized(value) for name, value in config.items()})
-
-    @classmethod
-    def arguments(cls) -> list[str]:
-        """The names of the constructor's arguments: of the attributes and the config."""
-        names = {}
-        for base in cls.__mro__:
-            if issubclass(base, PrivateOptimizer) and "__init__" in vars(base):
-                names.update(inspect.signature(base.__init__).parameters)
-        return [name for name in names if name not in ("self", "kwargs", "refused")]
-
-    def __setattr__(self, name, value):
-        fixed = name not in ("learning_rate", "sgd_learning_rate", "name")
-        if fixed and name in self.__dict__ and name in type(self).arguments():
-            raise AttributeError(
-                f"`{name}` is fixed once the optimizer is made, because steps that ran were "
-                f"priced with it. Make a new optimizer. Received: {name}={value!r}"
-            )
-        super().__setattr__(name, value)
-
-
-def _check_microbatches(num_microbatches, batch_size):
-    if None not in (num_microbatches, batch_size) and num_microbatches != batch_size:
-        raise ValueError(
-            "`num_microbatches` must be None or the batch size: a microbatch of several examples would be "
-            "clipped as one, which changes what is protected and needs more noise for the same epsilon. "
-            f"Received: num_microbatches={num_microbatches}, batch size {batch_size}"
-        )
-
-
-def check_rate(**argument):
-    """A learning rate: a float or a `LearningRateSchedule`."""
-    ((name, rate),) = argument.items()
-    if isinstance(rate, _keras.keras.optimizers.schedules.LearningRateSchedule):
-        return rate
-    _checks.non_negative(**{name: rate})
-    return float(rate)
-
-
-def _refuse_arguments(optimizer, arguments):
-    for name, value in arguments.items():
-        if name not in _REFUSED:
-            raise TypeError(f"{optimizer} has no argument `{name}`. Received: {name}={value!r}")
-        if value is not None and (name, value) != ("gradient_accumulation_steps", 1):
-            raise ValueError(f"`{name}` {_REFUSED[name]}. Received: {name}={value!r}")
-
-
-def _serialized(value):
-    if hasattr(value, "numpy") or _keras.is_variable(value):
-        return float(_keras.native(value).numpy())
-    if inspect.isfunction(value):  # By its registered name alone; see `_registered_function`.
-        return {"class_name": "function", "registered_name": _keras.keras.saving.get_registered_name(value)}
-    return _keras.keras.saving.serialize_keras_object(value) if callable(value) else value
-
-
-def _deserialized(value):
-    """The object of a config; of functions registered ones alone, for the optimizer would call any other."""
-    if not isinstance(value, dict):
-        return value
-    saving, name = _keras.keras.saving, value.get("registered_name")
-    if value.get("class_name") == "function":
-        made = saving.get_registered_object(name)
-    else:
-        made = saving.deserialize_keras_object(value)
-    if made is None or inspect.isroutine(made) and saving.get_registered_object(name) is not made:
-        raise ValueError(
-            "A function in the config of an optimizer must be registered with "
-            "`keras.saving.register_keras_serializable`: a file could name any other. Received: "
-            f"{value.get('module')}, {value.get('class_name')}, {name}"
-        )
-    return made

@@ -15,7 +15,8 @@ With `bias_correction`, the variance that the noise adds to the mean is taken of
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras, preconditioners
-from dp2_keras.optimizers.base import PrivateOptimizer, check_rate
+from dp2_keras.optimizers.arguments import check_rate
+from dp2_keras.optimizers.base import PrivateOptimizer
 from dp2_keras.optimizers.rules import Accumulating, MovingAverage
 from dp2_keras.privatizer import check_mechanism
 from dp2_keras.schedule import DelayedSchedule, Phase

@@ -88,9 +88,9 @@ def row(name: str, audits: int, epsilon: float) -> tuple[str, bool]:
     """A row of the table, and whether all is as it must be."""
     from scipy import stats
 
-    from dp2_keras import accounting
+    from dp2_keras import calibration
 
-    sigma = accounting.calibrate_noise_multiplier(epsilon, DELTA, CANARIES + 20, BATCH, EPOCHS)
+    sigma = calibration.calibrate_noise_multiplier(epsilon, DELTA, CANARIES + 20, BATCH, EPOCHS)
     claim, found = lower_bounds(name, sigma, audits)
     above = sum(bound > claim for bound in found)
     p_value = stats.binomtest(above, audits, 1 - CONFIDENCE, alternative="greater").pvalue
