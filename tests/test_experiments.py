@@ -186,8 +186,8 @@ def test_a_method_with_public_data_trains_on_the_other_examples(method):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="`method` must be one of 'SGD'.* Received: method='Nadam'"):
         methods.get("Nadam")
-    with pytest.raises(ValueError, match="`task` must be one of 'imdb'.* Received: task='mnist'"):
-        tasks.get("mnist")
+    with pytest.raises(ValueError, match="`task` must be one of 'imdb'.* Received: task='cifar'"):
+        tasks.get("cifar")
 
 
 def test_public_examples_are_taken_out_of_training():
@@ -205,6 +205,38 @@ def test_public_examples_are_taken_out_of_training():
 def test_stack_overflow_says_what_it_needs():
     with pytest.raises(ValueError, match="`data` must be the directory of a prepared stackoverflow.npz"):
         tasks.load("stackoverflow-subset", None)
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """A directory with a file like MNIST's, in which a bright row of pixels is the label."""
+    y = np.arange(200, dtype=np.uint8) % 10
+    x = np.zeros((200, 28, 28), np.uint8)
+    x[np.arange(200), 2 * y] = 255
+    np.savez(tmp_path / "mnist.npz", x_train=x, y_train=y, x_test=x[:50], y_test=y[:50])
+    return str(tmp_path)
+
+
+def test_digits_are_rows_of_pixels_from_a_file_or_from_keras(digits, monkeypatch):
+    import keras
+
+    from_file = tasks.load("mnist", digits)
+    (x, y), (x_test, _) = from_file.train, from_file.test
+    assert x.shape == (200, 784) and x_test.shape == (50, 784) and x.max() == 1.0 and y[13] == 3
+    parts = [(part[0].reshape(-1, 28, 28) * 255, part[1]) for part in (from_file.train, from_file.test)]
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: parts)
+    np.testing.assert_array_equal(tasks.get("mnist").load(None).train[0], x)
+
+
+@pytest.mark.parametrize("task", ["mnist", "mnist-network"])
+def test_a_model_of_digits_learns_them(task, digits):
+    from dp2_keras.experiments import training
+
+    hyper = {"learning_rate": 1.0, "l2_norm_clip": 1.0}
+    run = dataclasses.replace(RUN, task=task, hyper=hyper, epochs=20, batch_size=20, noise_multiplier=0.1)
+    row = training.train(run, digits)
+    assert row["status"] == "done", row.get("error")
+    assert row["curve"][-1]["test"] == 1.0
 
 
 class Linear:

@@ -1,6 +1,7 @@
-"""The models: linear ones on sparse rows, and factors of a matrix of ratings.
+"""The models: linear ones on sparse rows, a small network, and factors of a matrix of ratings.
 
 linear     z = a W + b,                     W = 0, b = 0 at the start
+network    z = tanh(a W + b) V + c,         W and V as Keras starts them
 factors    p = u . i,                       entries truncated normal of deviation 1, as in the authors' code
 biases     p - 3.5 = b_u + b_i (+ u . i),   biases zero at the start; 3.5 is a public constant
 """
@@ -19,6 +20,13 @@ def linear(features: int, outputs: int, sparse: bool = True) -> keras.Model:
     """Logits of rows, sparse ones or not."""
     inputs = keras.Input((features,), sparse=sparse)
     return keras.Model(inputs, keras.layers.Dense(outputs, kernel_initializer="zeros")(inputs))
+
+
+def network(features: int, hidden: int, outputs: int) -> keras.Model:
+    """Logits by one hidden layer; tanh, whose gradients are bounded."""
+    inputs = keras.Input((features,))
+    found = keras.layers.Dense(hidden, activation="tanh")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(outputs)(found))
 
 
 def factors(rank: int = 100) -> keras.Model:

@@ -121,9 +121,9 @@ def _splits(train, test):
 
 
 def _logits(model, x):
-    """Of a linear model."""
-    kernel, bias = model.get_weights()
-    return x @ kernel + bias
+    """Of a model of rows; of a linear one without Keras."""
+    weights = model.get_weights()
+    return x @ weights[0] + weights[1] if len(weights) == 2 else np.asarray(model(x))
 
 
 def _tensors(x):

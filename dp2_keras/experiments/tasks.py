@@ -1,7 +1,7 @@
 """The tasks, by name: where the data is, what model is trained on it, and the paper's setting.
 
-`--data DIR` holds `imdb.npz`, `movielens-100k/u.data` and `stackoverflow.npz` (a prepared file); without it
-the first two are downloaded. The synthetic reviews need no file.
+`--data DIR` holds `imdb.npz`, `movielens-100k/u.data`, `mnist.npz` and `stackoverflow.npz` (a prepared file);
+without it all but the last are downloaded. The synthetic reviews need no file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import functools
 import os
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from dp2_keras import _checks, data
 from dp2_keras.experiments import problems
@@ -125,6 +127,23 @@ def _stackoverflow(features):
     return load
 
 
+def _digits(directory):
+    """Rows of pixels from 0 to 1."""
+    parts = _mnist_file(os.path.join(directory, "mnist.npz")) if directory else _mnist_download()
+    return Data(*[((x.reshape(len(x), -1) / 255).astype("float32"), y.astype("int32")) for x, y in parts])
+
+
+def _mnist_file(path):
+    with np.load(path) as file:
+        return [(file[f"x_{part}"], file[f"y_{part}"]) for part in ("train", "test")]
+
+
+def _mnist_download():
+    import keras
+
+    return keras.datasets.mnist.load_data()
+
+
 def _synthetic(directory):
     import scipy.sparse
 
@@ -154,6 +173,9 @@ def _model(name, *arguments):
         return getattr(models, name)(*arguments)
 
     return model
+
+
+_DIGITS = dict(load=_digits, problem=problems.Classes(), epochs=20, noise_multiplier=1.9736, delta=1e-5)
 
 
 def _reviews(title, features):
@@ -192,6 +214,10 @@ TASKS = {
     ),
     "movielens-biases": _centred("user and item biases"),
     "movielens-factors": _centred("biases and 8 factors", 8),
+    "mnist": Task("MNIST, linear", model=_linear(10), batch_size=2048, **_DIGITS),
+    "mnist-network": Task(
+        "MNIST, 64 hidden units", model=_model("network", 784, 64, 10), batch_size=2048, **_DIGITS
+    ),
     "synthetic": Task(
         "Synthetic reviews", _synthetic, _linear(1), problems.Binary(), 50, 6, 1.0, 1e-4, (0.1, 0.25, 0.5, 1)
     ),
