@@ -1,0 +1,154 @@
+"""Configurations as printed, and what reports, figures and progress say."""
+
+import math
+
+import pytest
+
+from dp2_keras.experiments import configuration as configurations
+from dp2_keras.experiments import methods, report, summary, tasks
+from dp2_keras.experiments.progress import Progress, duration
+
+TABLES = ["ablations", "main", "practical"]
+
+
+# Configurations.
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", configurations.names())
+def test_a_configuration_is_valid_and_names_what_there_is(name, quick):
+    found = configurations.load(name, quick)
+    assert found.cases and (found.plot or found.kind == "table")
+    for case in found.cases:
+        assert case.task in tasks.TASKS and case.method in methods.METHODS
+        assert quick == (case.task == "synthetic")
+        assert case.hyper is not None or not quick
+        assert (case.noise_multiplier is None) == (case.match is not None)
+
+
+def test_every_table_and_figure_of_the_paper_is_there():
+    figures = "compute curves delay nonprivate preconditioner staleness tradeoff".split()
+    assert configurations.names("figure") == figures and configurations.names("table") == TABLES
+
+
+def test_the_papers_figures_are_as_printed():
+    cases = {(case.task, case.method): case for case in configurations.load("main").cases}
+    best = cases["imdb", "DP2RMSprop"]
+    assert best.paper == [0.815, 0.011] and best.source == "paper"
+    assert best.hyper == dict(
+        sgd_learning_rate=0.1, learning_rate=3, sgd_l2_norm_clip=0.5, l2_norm_clip=5, eps=1e-7, delay=195
+    )
+    assert cases["movielens", "DPSGD"].hyper == {"learning_rate": 0.1, "l2_norm_clip": 1}
+    assert cases["imdb", "DPAdam"].hyper is None
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"plot": "pie"}, "`plot` must be one of"),
+        ({"kind": "poem"}, "`kind` must be one of"),
+        ({"seeds": 0}, "`seeds` must be a positive integer"),
+        ({"colour": "red"}, "must have keys of"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        configurations.parse("main", {**configurations.document("main"), **change})
+
+
+# Words.
+
+
+def test_progress_tells_the_time_that_is_left(capsys):
+    now = [0.0]
+    progress = Progress(4, work=40.0, clock=lambda: now[0])
+    now[0] = 10.0
+    progress.add(10.0)
+    progress.add(10.0, failed=True)
+    assert progress.line() == "[############------------] 2/4 runs, 1 failed, 10 s left"
+    assert duration(3599) == "59 min 59 s"
+
+
+def test_mean_and_deviation():
+    assert summary.spread([2.0]) == {"mean": 2.0, "deviation": None}
+    assert math.isnan(summary.spread([1.0, "nan"])["mean"])
+
+
+def result(**changes):
+    fields = dict(method="DPSGD", varied={}, noise_multiplier=1.0, hyper={"learning_rate": 5}, source="paper")
+    fields.update(search=None, paper=[0.687, 0.018], seeds=5, errors=[], epsilon=3.03051, steps=39000)
+    fields.update(train={"mean": 0.9, "deviation": 0.01}, test={"mean": 0.8564, "deviation": 0.002}, curve=[])
+    return {**fields, **changes}
+
+
+def report_of(*results):
+    setting = dict(
+        task="imdb", label="IMDB", task_title="IMDB", metric="accuracy", higher_is_better=True, epochs=100
+    )
+    setting.update(batch_size=64, train_size=25000, test_size=25000, delta=1e-5)
+    setting.update(trivial={"majority class": {"train": 0.5, "test": 0.5}}, results=list(results))
+    whole = dict(name="main", title="Main", source="Table 2", plot=None, search=60, seeds=5)
+    return [{**whole, "versions": {"keras": "3"}, "settings": [setting]}]
+
+
+def rendered(*results):
+    return report.render(report_of(*results))
+
+
+def test_the_report_has_the_numbers_beside_the_papers():
+    text = rendered(result(search={"runs": 60, "failed": 2, "edges": ["learning_rate"]}))
+    line = next(line for line in text.splitlines() if line.startswith("| DPSGD"))
+    for words in ("3.0305", "0.900 ± 0.010", "0.856 ± 0.002", "0.687 ± 0.018", "39,000", "learning_rate 5"):
+        assert words in line
+    assert "60, 2 without a result; **edge**: learning_rate" in line
+    for words in ("*majority class*", "does not cover a search", "at most 60 runs", "keras 3"):
+        assert words in " ".join(text.split())
+
+
+SPREAD = {"mean": 0.8, "deviation": 0.01}
+CURVE = [dict(epoch=k, step=k, **dict.fromkeys(("train", "test", "train_loss"), SPREAD)) for k in (1, 2)]
+COUNTS = [0] * 30 + [5, 10, 5] + [0] * 87
+
+
+@pytest.mark.parametrize("plot", configurations.PLOTS)
+def test_every_figure_can_be_drawn(plot, tmp_path):
+    from dp2_keras.experiments import plots
+
+    seen = {"second_moments": [{"step": 1, "counts": COUNTS}]}
+    shared = dict(curve=CURVE, probes=[seen], staleness=2.0)
+    varied = [result(method="DP2RMSprop", varied={"delay": s}, **shared) for s in (5, 20)]
+    across = (
+        [] if plot == "staleness" else [result(**shared), result(method="RMSprop", epsilon="inf", **shared)]
+    )
+    failed = result(method="DPAdam", seeds=0, errors=["no"])
+    plots.draw({**report_of(*varied, *across, failed)[0], "plot": plot}, str(tmp_path / "figure.png"))
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_caption_says_what_was_not_tuned():
+    from dp2_keras.experiments import plots
+
+    tuned = result(search={"runs": 60, "failed": 0, "edges": []})
+    summary = report_of(tuned, result(method="DP2NoiseFloorRecipe", search=None))[0]
+    assert plots._caption({**summary, "search": 60}).endswith(", but DP2NoiseFloorRecipe as stated")
+    assert plots._caption({**summary, "search": 0}).endswith("; stated hyper-parameters")
+    assert "but" not in plots._caption({**report_of(tuned)[0], "search": 60})
+
+
+def test_the_report_says_what_is_missing():
+    missing = result(method="DPAdam", seeds=0, hyper=None, paper=None)
+    failed = result(method="DPAdagrad", seeds=0, errors=["ValueError: no\nway"])
+    text = rendered(missing, failed, result(method="RMSprop", epsilon="inf"))
+    assert "no hyper-parameters: search" in text and "all failed" in text and "∞" in text
+    assert "DPAdagrad failed: ValueError: no way" in text
+
+
+def test_the_report_says_when_a_method_was_as_good_as_dp_sgd_in_the_end():
+    def curve(*values):
+        return [{"step": 10 * (k + 1), "test": {"mean": value}} for k, value in enumerate(values)]
+
+    slow = result(steps=50, curve=curve(0.5, 0.6, 0.7, 0.75, 0.8), test={"mean": 0.8, "deviation": None})
+    fast = result(method="DP2RMSprop", curve=curve(0.7, 0.85, 0.9, 0.9, 0.9))
+    bad = result(method="DPAdam", curve=curve(0.7, 0.7, 0.7, 0.7, 0.7))
+    text = rendered(slow, fast, bad)
+    assert "reached after 20, 2.5x" in text and "never as good as DP-SGD's end" in text

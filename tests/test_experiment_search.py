@@ -1,0 +1,70 @@
+"""The search: points of a grid, chosen by training metrics, and the winner's neighbours."""
+
+import math
+
+import pytest
+
+from dp2_keras.experiments import methods, problems, search, tasks
+
+GRID = {"a": list(range(10)), "b": [0.1, 0.2, 0.3]}
+
+
+def test_candidates_are_points_of_the_grid_without_twins_and_the_same_every_time():
+    points = search.candidates(GRID, 20)
+    assert points == search.candidates(GRID, 20) != search.candidates(GRID, 20, seed=1)
+    assert len({tuple(point.items()) for point in points}) == 20
+    assert all(point["a"] in GRID["a"] and point["b"] in GRID["b"] for point in points)
+    assert len(search.candidates(GRID, 100)) == 30
+    assert points[:2] == [{"a": 8, "b": 0.1}, {"a": 6, "b": 0.1}]
+
+
+def candidate_row(a, train, test=0.0):
+    return {"hyper": {"a": a, "b": 0.2}, "curve": [{"train": 0.0}, {"train": train, "test": test}]}
+
+
+def test_the_winner_has_the_best_training_metric_whatever_test_says():
+    rows = [candidate_row(3, 0.8, test=0.9), candidate_row(4, 0.9, test=0.1), candidate_row(5, "nan")]
+    choice = search.choose(rows, problems.Binary(), GRID, runs=4)
+    assert choice == search.Choice({"a": 4, "b": 0.2}, runs=4, failed=2, train=0.9, edges=())
+    assert search.choose(rows, problems.Ratings(), GRID, runs=3).hyper["a"] == 3
+    assert search.choose([candidate_row(5, "nan")], problems.Ratings(), GRID, runs=1) is None
+
+
+def test_the_best_third_survives_a_round_of_halving():
+    rows = [candidate_row(a, train) for a, train in enumerate([0.5, "nan", 0.9, 0.7])]
+    assert [hyper["a"] for hyper in search.survivors(rows, problems.Binary())] == [2, 3]
+    assert [hyper["a"] for hyper in search.survivors(rows, problems.Ratings())] == [0, 3]
+    assert search.survivors(rows[1:2], problems.Binary()) == []
+
+
+def test_a_winner_on_an_edge_is_flagged():
+    assert search.choose([candidate_row(9, 0.8)], problems.Binary(), GRID, 1).edges == ("a",)
+    assert search.edges({"a": 0, "b": 0.3}, GRID) == ("a", "b")
+    assert search.edges({"a": 5}, {"a": [5]}) == ()
+
+
+@pytest.mark.parametrize("method", [name for name in methods.METHODS if methods.get(name).space])
+def test_a_grid_is_large_enough_for_sixty_runs_and_as_wide_as_the_papers(method):
+    for name in ("imdb", "movielens"):
+        grid = methods.grid(method, tasks.get(name), 390)
+        if method not in ("SGD",):
+            assert math.prod(len(values) for values in grid.values()) >= 60
+        assert all(values == sorted(set(values)) for values in grid.values())
+    assert {0.03, 0.1, 0.3, 1, 3} <= set(grid.get("learning_rate", [0.03, 0.1, 0.3, 1, 3]))
+    assert {0.1, 0.25, 0.5, 1} <= set(grid.get("l2_norm_clip", [0.1, 0.25, 0.5, 1]))
+    assert {1e-2, 1e-3, 1e-5, 1e-7} <= set(grid.get("eps", [1e-2, 1e-3, 1e-5, 1e-7]))
+
+
+def test_delays_are_steps_of_the_tasks_epochs():
+    assert {195, 390, 780} <= set(methods.grid("DP2RMSprop", tasks.get("imdb"), 390)["delay"])
+    assert methods.grid("DP2RMSprop", tasks.get("imdb"), 12)["delay"] == [1, 3, 6, 12, 24, 48]
+    assert min(methods.grid("DP2RMSpropExtraQuery", tasks.get("imdb"), 12)["delay"]) == 2
+    assert methods.grid("DPSGD", tasks.get("imdb"), 12, learning_rate=[7])["learning_rate"] == [7]
+
+
+def test_neighbours_differ_in_one_value_and_go_past_the_ends():
+    grid = {"rate": [0.1, 0.3, 1], "delay": [1, 4], "power": [0.5, 1]}
+    points = search.neighbours({"rate": 1, "delay": 1, "power": 1}, grid)
+    assert [{name: p[name] for name in p if p[name] != 1} for p in points] == [
+        {"delay": 4}, {"power": 0.5}, {"power": 2}, {"rate": 0.3}, {"rate": 3},
+    ]  # fmt: skip
