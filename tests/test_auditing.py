@@ -1,5 +1,6 @@
 """Audits: bounds that hold, an attack that is nearly tight, and broken builds that are found out."""
 
+import functools
 import math
 
 import keras
@@ -29,6 +30,7 @@ OPTIMIZERS = {
     "PDADPMD": lambda **noise: dp2.PDADPMD(0.1, 1.0, alpha=0.5, **noise),
     "PublicSubspace": lambda **noise: dp2.DPAdagradPublicSubspace(0.1, 1.0, subspace_size=2, **noise),
 }
+PILOTED = functools.partial(dp2.DP2NoiseFloor, 0.1, 1.0, delay=2, pilot_share=0.9)  # 12 steps of 16.
 PUBLIC = dict(public_data=(X[:5] + 1, Y[:5]), public_batch_size=3)
 
 
@@ -104,6 +106,12 @@ def test_a_canary_is_clipped_to_the_clip_norm_in_a_coordinate_of_its_own(name):
     np.testing.assert_allclose(outside, -4 / 2e-6, rtol=0.02)
 
 
+def test_the_steps_of_a_pilot_are_heard_too():
+    found = audited(PILOTED(noise_multiplier=1e-3), batch_size=60, num_canaries=40, epochs=16)
+    np.testing.assert_allclose(np.abs(found.scores), 16 / 2e-6, rtol=0.02)
+    np.testing.assert_array_equal(found.scores > 0, found.included)
+
+
 @pytest.mark.parametrize("how", [{"method": "ghost"}, {"method": "vectorized", "physical_batch_size": 64}])
 def test_an_audit_is_nearly_tight(how):
     optimizer = OPTIMIZERS["DP2RMSprop"](noise_multiplier=4.0, noise_seed=0)
@@ -112,21 +120,32 @@ def test_an_audit_is_nearly_tight(how):
     assert 0.6 * found.epsilon < found.lower_bound
 
 
-@pytest.mark.parametrize("name", ["DP2RMSprop", "DP2Yogi"])
-def test_an_adaptive_phase_without_noise_is_found_out(name, monkeypatch):
-    optimizer = OPTIMIZERS[name](noise_multiplier=4.0, noise_seed=0)
+def without_noise_where(optimizer, condition, monkeypatch):
     mean = type(optimizer)._private_mean
 
     def broken(self, clipped, stream, draw):
         import tensorflow as tf
 
         noisy, bare = mean(self, clipped, stream, draw), [v / self._batch_size for v in clipped.values]
-        return [tf.where(self.phase() > 0, b, n) for b, n in zip(bare, noisy)]
+        return [tf.where(condition(self), b, n) for b, n in zip(bare, noisy)]
 
     monkeypatch.setattr(type(optimizer), "_private_mean", broken)
+
+
+@pytest.mark.parametrize("name", ["DP2RMSprop", "DP2Yogi"])
+def test_an_adaptive_phase_without_noise_is_found_out(name, monkeypatch):
+    optimizer = OPTIMIZERS[name](noise_multiplier=4.0, noise_seed=0)
+    without_noise_where(optimizer, lambda self: self.phase() > 0, monkeypatch)
     found = audited(optimizer, epochs=2)
     assert found.epsilon < 2 < found.lower_bound and not found.passed
     assert "REFUTES" in str(found)
+
+
+def test_a_pilot_without_noise_is_found_out(monkeypatch):
+    optimizer = PILOTED(noise_multiplier=4.0, noise_seed=0)
+    without_noise_where(optimizer, lambda self: self._is_pilot(), monkeypatch)
+    found = audited(optimizer, epochs=2)
+    assert found.epsilon < 2 < found.lower_bound and not found.passed
 
 
 def test_the_model_is_not_trained():

@@ -145,15 +145,15 @@ class WorstCase:
         self.steps = 0
 
     def scores(self, included: np.ndarray, epochs: int) -> list[np.ndarray]:
-        """Trains from the start, and gives the canaries' scores: over all steps, and phase by phase."""
+        """Trains from the start, and gives the canaries' scores: over all steps, and kind by kind."""
         for variable, value in self._start:
             variable.assign(value)
         before = self.model.ledger.steps
         clip = max(self.optimizer.mechanism().l2_norm_clips)
         _fit(self.model, *canaries.rows(self._x, self._y, included, clip), self._batch_size, epochs)
         self.steps = self.model.ledger.steps - before
-        phases = self.optimizer.scores.numpy()
-        return [phases.sum(axis=0), *phases]
+        kinds = self.optimizer.scores.numpy()
+        return [kinds.sum(axis=0), *kinds]
 
     def lower_bound(self, scores, included, delta: float, confidence: float) -> float:
         """Of epsilon, from the scores of one training."""

@@ -4,11 +4,12 @@ A canary of the worst case pulls at a weight of its own and at nothing else:
 
     loss_i = pull * k_i,        g_i = pull e_i,        clip(S g_i, C) = C e_i
 
-whatever the scale S, and no other example has a gradient there. So a step whose noisy sum, in units of C, is
+whatever the scale S, and also where a step asks for squares; no other example has a gradient there. So a
+step whose noisy sum, in units of C, is
 
     z_i = [i in the batch] + sigma N(0, 1)
 
-says of canary i, in a Poisson sample of rate q, and over all steps of a phase
+says of canary i, in a Poisson sample of rate q, and over all steps of a kind
 
     score_i = sum_t ln( 1 - q + q exp((2 z_it - 1) / (2 sigma^2)) )
 
@@ -30,6 +31,7 @@ from dp2_keras.schedule import Phase
 
 keras = _keras.keras
 
+_KINDS = len(Phase) + 1
 _PULL = 1e6  # Times C: far above any clip norm, and its square, times a scale of 1e7, is a float32.
 
 
@@ -109,29 +111,36 @@ def _extended(column, count):
 
 
 def listening(optimizer, sampling_rate: float):
-    """The same optimizer, new, that also adds up the scores at the top of this file, phase by phase.
+    """The same optimizer, new, that also adds up the scores at the top of this file, kind by kind.
+
+    The kinds of a step are the phases, and a pilot's squares.
 
     Args:
         optimizer: whose config it has.
         sampling_rate: q.
 
     Returns:
-        An instance of a subclass, with an attribute `scores`, a variable [2, canaries] after `listen_to`.
+        An instance of a subclass, with an attribute `scores`, a variable [3, canaries] after `listen_to`.
     """
 
     class Listening(type(optimizer)):
         def listen_to(self, weights):
             self.heard = weights
             with tf.init_scope():
-                self.scores = tf.Variable(tf.zeros([len(Phase), weights.shape[0]]), trainable=False)
+                self.scores = tf.Variable(tf.zeros([_KINDS, weights.shape[0]]), trainable=False)
+
+        def _query(self, variables):
+            query = super()._query(variables)
+            self.unit, squares = query.l2_norm_clip, getattr(query, "is_squared", False)
+            self.kind = tf.where(squares, float(len(Phase)), self.phase())
+            return query
 
         def _directions(self, variables, *releases):
             (mean,) = [g for g, v in zip(releases[-1], variables) if v is self.heard]
-            clip = self._by_phase(self._clip(Phase.SGD), self._clip(Phase.ADAPTIVE))
-            z = mean[:, 0] * self._batch_size / clip
+            z = mean[:, 0] * self._batch_size / self.unit
             evidence = _log_mixture(sampling_rate, (2.0 * z - 1.0) / (2.0 * self.sigma**2))
-            phase = tf.one_hot(tf.cast(self.phase(), tf.int32), len(Phase))
-            self.scores.assign_add(phase[:, None] * evidence)
+            kind = tf.one_hot(tf.cast(self.kind, tf.int32), _KINDS)
+            self.scores.assign_add(kind[:, None] * evidence)
             return super()._directions(variables, *releases)
 
     Listening.__name__ = type(optimizer).__name__
