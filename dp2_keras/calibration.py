@@ -4,7 +4,7 @@
     count = the largest with cost(count) <= epsilon        by bisection, from below
 
 A cost is any monotone function; that of a run is `accounting.epsilon`. Both answers are within the budget,
-however far the bisection went.
+however far the bisection went, but for a count of 0, which is the least there is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The words of a privacy statement: a text made of its facts alone.
 
-    words = sections(facts), of lines of at most 88 characters
+    words = a section for each question that a reader has, in lines of at most 88 characters
 
-Epsilon is rounded up, never down.
+Epsilon is rounded up, never down. A word that is longer is not broken.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "PDADPMD": lambda **noise: dp2.PDADPMD(0.1, 1.0, alpha=0.5, **noise),
     "PublicSubspace": lambda **noise: dp2.DPAdagradPublicSubspace(0.1, 1.0, subspace_size=2, **noise),
 }
-PILOTED = functools.partial(dp2.DP2NoiseFloor, 0.1, 1.0, delay=2, pilot_share=0.9)  # 12 steps of 16.
+PILOTED = functools.partial(dp2.DP2NoiseFloor, 0.1, l2_norm_clip=1.0, delay=2, pilot_share=0.9)
 PUBLIC = dict(public_data=(X[:5] + 1, Y[:5]), public_batch_size=3)
 
 
@@ -106,8 +106,11 @@ def test_a_canary_is_clipped_to_the_clip_norm_in_a_coordinate_of_its_own(name):
     np.testing.assert_allclose(outside, -4 / 2e-6, rtol=0.02)
 
 
-def test_the_steps_of_a_pilot_are_heard_too():
-    found = audited(PILOTED(noise_multiplier=1e-3), batch_size=60, num_canaries=40, epochs=16)
+@pytest.mark.parametrize("clip", [1.0, 1000.0])
+def test_the_steps_of_a_pilot_are_heard_too(clip):
+    """12 of 16."""
+    optimizer = PILOTED(l2_norm_clip=clip, noise_multiplier=1e-3)
+    found = audited(optimizer, batch_size=60, num_canaries=40, epochs=16)
     np.testing.assert_allclose(np.abs(found.scores), 16 / 2e-6, rtol=0.02)
     np.testing.assert_array_equal(found.scores > 0, found.included)
 
@@ -142,6 +145,7 @@ def test_an_adaptive_phase_without_noise_is_found_out(name, monkeypatch):
 
 
 def test_a_pilot_without_noise_is_found_out(monkeypatch):
+    """18 steps of 20."""
     optimizer = PILOTED(noise_multiplier=4.0, noise_seed=0)
     without_noise_where(optimizer, lambda self: self._is_pilot(), monkeypatch)
     found = audited(optimizer, epochs=2)

@@ -149,8 +149,8 @@ class WorstCase:
         for variable, value in self._start:
             variable.assign(value)
         before = self.model.ledger.steps
-        clip = max(self.optimizer.mechanism().l2_norm_clips)
-        _fit(self.model, *canaries.rows(self._x, self._y, included, clip), self._batch_size, epochs)
+        rows = canaries.rows(self._x, self._y, included, self.optimizer.largest_clip())
+        _fit(self.model, *rows, self._batch_size, epochs)
         self.steps = self.model.ledger.steps - before
         kinds = self.optimizer.scores.numpy()
         return [kinds.sum(axis=0), *kinds]

@@ -4,8 +4,8 @@ A canary of the worst case pulls at a weight of its own and at nothing else:
 
     loss_i = pull * k_i,        g_i = pull e_i,        clip(S g_i, C) = C e_i
 
-whatever the scale S, and also where a step asks for squares; no other example has a gradient there. So a
-step whose noisy sum, in units of C, is
+whatever the scale S, and no other example has a gradient there. Where a step asks for squares it is the
+same, with their clip norm for C. So a step whose noisy sum, in units of C, is
 
     z_i = [i in the batch] + sigma N(0, 1)
 
@@ -32,7 +32,7 @@ from dp2_keras.schedule import Phase
 keras = _keras.keras
 
 _KINDS = len(Phase) + 1
-_PULL = 1e6  # Times C: far above any clip norm, and its square, times a scale of 1e7, is a float32.
+_PULL = 1e6  # Times C: far above any clip norm. Its square, and the norm of a pilot's squares, are float32.
 
 
 def pull_at_own_weight(y_true, y_pred):
@@ -129,10 +129,13 @@ def listening(optimizer, sampling_rate: float):
             with tf.init_scope():
                 self.scores = tf.Variable(tf.zeros([_KINDS, weights.shape[0]]), trainable=False)
 
+        def largest_clip(self):
+            return max(self._clip(phase) for phase in Phase)
+
         def _query(self, variables):
             query = super()._query(variables)
-            self.unit, squares = query.l2_norm_clip, getattr(query, "is_squared", False)
-            self.kind = tf.where(squares, float(len(Phase)), self.phase())
+            self.unit = query.sensitivity
+            self.kind = tf.where(query.is_squared, float(len(Phase)), self.phase())
             return query
 
         def _directions(self, variables, *releases):

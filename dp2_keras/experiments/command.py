@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every table and figure")
     parser.add_argument("--list", action="store_true", help="say what there is, and stop")
     parser.add_argument("--quick", action="store_true", help="small runs on synthetic data, for a look")
-    parser.add_argument("--data", metavar="DIR", help="imdb.npz, movielens-100k/u.data, stackoverflow.npz")
+    parser.add_argument(
+        "--data", metavar="DIR", help="imdb.npz, movielens-100k/u.data, stackoverflow.npz, mnist.npz"
+    )
     parser.add_argument("--out", metavar="DIR", default="results", help="default: %(default)s")
     parser.add_argument("--search", metavar="N", type=int, default=0, help="tune each method by N runs")
     parser.add_argument("--refine", metavar="R", type=int, default=0, help="and R more around the best")

@@ -1,4 +1,4 @@
-"""The models: linear ones on sparse rows, a small network, and factors of a matrix of ratings.
+"""The models: linear ones on rows, a small network, and factors of a matrix of ratings.
 
 linear     z = a W + b,                     W = 0, b = 0 at the start
 network    z = tanh(a W + b) V + c,         W and V as Keras starts them

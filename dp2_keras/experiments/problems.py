@@ -5,7 +5,8 @@
     ratings    (p - r)^2, trained as half of it as in the authors' code
 
 Metrics are exact functions of the private data, over all of it; epsilon does not cover them. They are
-computed here, not by Keras: the product of a sparse matrix and a kernel takes milliseconds.
+computed here, those of linear models without Keras: the product of a sparse matrix and a kernel takes
+milliseconds.
 """
 
 from __future__ import annotations

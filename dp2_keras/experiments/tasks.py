@@ -23,7 +23,7 @@ FACTOR_DELAYS = (0.1, 0.5, 1, 3, 10, 25, 40)
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Training and test examples: pairs (x, y), x a sparse matrix or a tuple of columns."""
+    """Training and test examples: pairs (x, y), x a matrix, sparse or not, or a tuple of columns."""
 
     train: tuple
     test: tuple
@@ -127,10 +127,12 @@ def _stackoverflow(features):
     return load
 
 
+@functools.lru_cache(maxsize=1)
 def _digits(directory):
     """Rows of pixels from 0 to 1."""
     parts = _mnist_file(os.path.join(directory, "mnist.npz")) if directory else _mnist_download()
-    return Data(*[((x.reshape(len(x), -1) / 255).astype("float32"), y.astype("int32")) for x, y in parts])
+    pixels = lambda x: x.reshape(len(x), -1).astype("float32") / 255  # noqa: E731
+    return Data(*[(pixels(x), y.astype("int32")) for x, y in parts])
 
 
 def _mnist_file(path):

@@ -1,6 +1,6 @@
 """The constructor's arguments: what is refused, and how they are kept, fixed, saved and read.
 
-    from_config(get_config(optimizer)) == optimizer
+    from_config(optimizer.get_config()) == optimizer
 
 but for the key of the noise, which is new, and is in no config.
 """

@@ -14,7 +14,10 @@ from dp2_keras.entries import Mechanism
 
 
 class Priced:
-    """An optimizer that knows what its steps release; it has `noise_seed`, `_clips` and `_sigma`."""
+    """An optimizer that knows what its steps release.
+
+    It has `noise_seed`, `uses_public_data`, `_clips` and `_sigma`.
+    """
 
     @property
     def sigma(self) -> float | None:

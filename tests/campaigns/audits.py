@@ -121,7 +121,8 @@ def main() -> int:
             f"{EPOCHS * ((CANARIES + 20) // BATCH)} steps, delta {DELTA}, confidence {CONFIDENCE}. A bound "
             "may lie above the claim in one audit of twenty. All have the noise that an epsilon of "
             f"{args.epsilon:g} asks of one release a step; those of two a step claim what both cost, and the "
-            "attack listens to the one that moves the weights.\n\n"
+            "attack listens to the one that moves the weights. So few steps have no pilot; `make test` "
+            "audits one.\n\n"
             f"| optimizer | claimed epsilon | median lower bound | largest | above the claim | |\n"
             f"|---|---|---|---|---|---|\n{table}\n"
         )
