@@ -130,7 +130,16 @@ def _curves(axes, setting):
 def _where_curves_end(setting):
     """The range of the second halves, where methods differ; the way there is cut off."""
     late = [point for result in _done(setting) for point in result["curve"][len(result["curve"]) // 2 :]]
-    values = [float(point[split]["mean"]) for point in late for split in ("train", "test")]
+    return _around([float(point[split]["mean"]) for point in late for split in ("train", "test")])
+
+
+def _where_results_are(setting):
+    """Their range: a trivial predictor far below would leave them none of the height."""
+    spreads = [(float(r["test"]["mean"]), float(r["test"]["deviation"] or 0.0)) for r in _done(setting)]
+    return _around([mean + sign * deviation for mean, deviation in spreads for sign in (-1, 1)])
+
+
+def _around(values):
     low, high = np.nanmin(values), np.nanmax(values)
     margin = 0.1 * (high - low) + 1e-3
     return low - margin, high + margin
@@ -159,6 +168,7 @@ def _tradeoff(axes, setting):
             axes.axhline(float(results[0]["test"]["mean"]), color="black", linestyle="--", label=name)
     _across(axes, setting)
     axes.set(xlabel=f"epsilon at delta = {setting['delta']:g} (RDP)", ylabel=f"test {setting['metric']}")
+    axes.set_ylim(*_where_results_are(setting))
 
 
 def _delay(axes, setting):
@@ -172,6 +182,7 @@ def _delay(axes, setting):
         )
     _across(axes, setting)
     axes.set_ylabel(f"test {setting['metric']}")
+    axes.set_ylim(*_where_results_are(setting))
     _delay_axis(axes, [result["varied"]["delay"] for result in varied])
 
 
