@@ -81,7 +81,7 @@ def _tuning(summary):
         return "stated hyper-parameters"
     results = [result for setting in summary["settings"] for result in _done(setting)]
     stated = sorted({result["method"] for result in results if result["search"] is None})
-    words = f"best of {summary['search']} runs on train (seed {SEED})"
+    words = f"best of at most {summary['search']} runs on train (seed {SEED})"
     return f"{words}, but {', '.join(stated)} as stated" if stated else words
 
 
