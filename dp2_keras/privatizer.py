@@ -222,16 +222,6 @@ class JointQuery:
         return self.queries[-1].l2_norm_clip
 
     @property
-    def sensitivity(self) -> tf.Tensor | float:
-        """That of the step's own query; the others have theirs."""
-        return self.queries[-1].sensitivity
-
-    @property
-    def is_squared(self) -> tf.Tensor | bool:
-        """Whether the step's own query is of squares."""
-        return self.queries[-1].is_squared
-
-    @property
     def needs_gradients(self) -> bool:
         """Whether one of the answers is made of gradients."""
         return any(query.needs_gradients for query in self.queries)

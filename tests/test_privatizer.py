@@ -13,7 +13,7 @@ from scipy import stats
 
 import dp2_keras as dp2
 from dp2_keras.noise import NoiseSource
-from dp2_keras.privatizer import ClippedSum, ClippingQuery, GaussianPrivatizer, add_noise
+from dp2_keras.privatizer import ClippedSum, ClippingQuery, GaussianPrivatizer, JointQuery, add_noise
 
 ROUNDING = 1 + 1e-5
 
@@ -295,3 +295,12 @@ def test_a_clipped_sum_serves_one_step_of_its_own_optimizer():
     for wrong in (answer, ClippedSum(stale, stale.zeros()), ClippedSum(query(), q.zeros()), q.zeros()):
         with pytest.raises(dp2.NonPrivateUpdateError, match="takes the ClippedSum"):
             optimizer.finish_step(wrong)
+
+
+def test_several_releases_have_no_noise_in_common():
+    """Each has its own sensitivity: their sums get noise one by one, or not at all."""
+    joint = JointQuery([query(clip=5.0), query(clip=1.0)])
+    clipped = ClippedSum(joint, joint.zeros())
+    with pytest.raises(AttributeError, match="sensitivity"):
+        add_noise(clipped, 1.0, NoiseSource(0), tf.constant(0, tf.int64), 0, [0, 1])
+    assert [part.query.sensitivity for part in clipped.parts()] == [5.0, 1.0]

@@ -132,11 +132,11 @@ def listening(optimizer, sampling_rate: float):
         def largest_clip(self):
             return max(self._clip(phase) for phase in Phase)
 
-        def _query(self, variables):
-            query = super()._query(variables)
+        def finish_step(self, clipped, regularization=None):
+            query = clipped.parts()[-1].query
             self.unit = query.sensitivity
             self.kind = tf.where(query.is_squared, float(len(Phase)), self.phase())
-            return query
+            super().finish_step(clipped, regularization)
 
         def _directions(self, variables, *releases):
             (mean,) = [g for g, v in zip(releases[-1], variables) if v is self.heard]
