@@ -7,9 +7,8 @@
     p == s1 - 1 : v <- rule(v, G / s1);  G <- 0              (refresh)
     w        <- w - lr * (g~ + gradient of weight regularisers + weight_decay * w)
 
-Algorithm 1 of arXiv:2212.00309. G is zero whenever an SGD phase starts, because a
-refresh empties it and an adaptive step leaves it alone. Methods that are not delayed
-refresh v from g~ itself, in every step, and scale after the noise.
+Algorithm 1 of arXiv:2212.00309. Methods that are not delayed refresh v from g~ itself, in
+every step, and scale after the noise; `moments.py` has both.
 
 An optimizer never sees a gradient of the data. It states a `ClippingQuery`, and takes
 back the `ClippedSum` that answers it; everything else is refused.
@@ -23,13 +22,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from dp2_keras import _checks, _keras, public_data, replicas
+from dp2_keras import _checks, _keras, replicas
 from dp2_keras.errors import NonPrivateUpdateError
 from dp2_keras.noise import NoiseSource
-from dp2_keras.optimizers import arguments, stock
+from dp2_keras.optimizers import arguments, readiness, stock
 from dp2_keras.optimizers.arguments import Configured
+from dp2_keras.optimizers.moments import Moments
 from dp2_keras.optimizers.price import Priced
-from dp2_keras.preconditioners import Preconditioner
 from dp2_keras.privatizer import (
     ClippedSum,
     ClippingQuery,
@@ -38,7 +37,7 @@ from dp2_keras.privatizer import (
     check_mechanism,
 )
 from dp2_keras.public_data import PublicGradients
-from dp2_keras.schedule import ConstantSchedule, DelayedSchedule, Phase
+from dp2_keras.schedule import Phase
 from dp2_keras.secure_noise import SecureNoiseSource
 
 NOISE_SOURCES = {"fast": NoiseSource, "secure": SecureNoiseSource}
@@ -47,7 +46,7 @@ RANDOM_LAYER_STREAM = 1
 PUBLIC_STREAM = 3
 
 
-class PrivateOptimizer(Configured, Priced, _keras.Optimizer):
+class PrivateOptimizer(Configured, Priced, Moments, _keras.Optimizer):
     """Base class of all optimizers here; by itself the step of DP-SGD.
 
     Args:
@@ -127,36 +126,8 @@ class PrivateOptimizer(Configured, Priced, _keras.Optimizer):
         self._open_query = None
         self._public = None
         self._updating = False
-        self._second_moments = self._gradient_sums = self._first_moments = None
 
     how_to_train = stock.HOW_TO_TRAIN
-
-    # The row of the table: when, how to scale, and whether to average.
-
-    @property
-    def schedule(self) -> ConstantSchedule | DelayedSchedule:
-        """When a step is adaptive; never, by itself."""
-        return ConstantSchedule(Phase.SGD)
-
-    @property
-    def preconditioner(self) -> Preconditioner | None:
-        """The rule for v and its scale; None scales by 1."""
-        return None
-
-    @property
-    def first_moment_decay(self) -> float:
-        """Decay of a debiased mean of the private gradients; 0 for none."""
-        return 0.0
-
-    @property
-    def is_delayed(self) -> bool:
-        """Whether v is made of the mean of earlier private gradients, rather than of each step's own."""
-        return isinstance(self.schedule, DelayedSchedule)
-
-    @property
-    def scales_before_noise(self) -> bool:
-        """The order: scale each example's gradient, then clip and add noise; or scale what is noisy."""
-        return self.is_delayed
 
     @property
     def why_not_ghost(self) -> str:
@@ -192,7 +163,7 @@ class PrivateOptimizer(Configured, Priced, _keras.Optimizer):
         """
         variables = list(variables)
         self._check_can_step(variables)
-        self._check_public(public)
+        readiness.check_public(type(self).__name__, self.public_gradients, public)
         self.ensure_built(variables)
         self._public = public
         self._open_query = self._query(variables)
@@ -269,72 +240,6 @@ class PrivateOptimizer(Configured, Priced, _keras.Optimizer):
             values = add_noise(clipped, self.sigma, self._noise_source, draw, stream, indices)
         return [value / self._batch_size for value in replicas.added_up(values)]
 
-    def _directions(self, variables, gradients):
-        """What the learning rate multiplies, from this step's private gradients."""
-        if self.is_delayed:
-            self._accumulate(gradients, variables)
-            self._refresh_if_due(variables)
-            return gradients if self.scales_before_noise else self._scaled_if_adaptive(gradients, variables)
-        if self.preconditioner is not None:
-            self._refresh_from(gradients, variables)
-        if self.first_moment_decay:
-            gradients = self._first_moment_of(gradients, variables)
-        if self.preconditioner is None:
-            return gradients
-        return self._scaled(gradients, variables)
-
-    def _scaled(self, gradients, variables):
-        return [g * self._scale(v) for g, v in zip(gradients, variables)]
-
-    def _scaled_if_adaptive(self, gradients, variables):
-        adaptive = self.schedule.is_adaptive(self._step())
-        return tf.cond(adaptive, lambda: self._scaled(gradients, variables), lambda: list(gradients))
-
-    # The preconditioner.
-
-    def _refresh_if_due(self, variables):
-        def refresh():
-            sums = [self._state(self._gradient_sums, v) for v in variables]
-            self._refresh_from([g / self._averaged_steps for g in sums], variables)
-            for gradient_sum in map(_keras.native, self._gradient_sums):  # Of frozen layers too.
-                gradient_sum.assign(tf.zeros_like(gradient_sum))
-
-        tf.cond(self.schedule.refreshes(self._step()), refresh, lambda: None)
-
-    @property
-    def _averaged_steps(self):
-        """How many private gradients the accumulator holds when v is refreshed."""
-        return self.schedule.sgd_steps
-
-    def _refresh_from(self, mean_gradients, variables):
-        for mean, variable in zip(mean_gradients, variables):
-            second_moment = self._state(self._second_moments, variable)
-            squared = self._without_noise_bias(tf.square(mean))
-            second_moment.assign(self.preconditioner.refresh(second_moment, squared))
-
-    def _without_noise_bias(self, squared_mean):
-        return squared_mean
-
-    def _accumulate(self, gradients, variables):
-        def accumulate():
-            for gradient, variable in zip(gradients, variables):
-                self._state(self._gradient_sums, variable).assign_add(gradient)
-
-        tf.cond(self.schedule.is_adaptive(self._step()), lambda: None, accumulate)
-
-    def _scale(self, variable):
-        second_moment = tf.convert_to_tensor(self._state(self._second_moments, variable))
-        return self.preconditioner.scale(second_moment, refreshes=self._step() + 1)
-
-    def _first_moment_of(self, gradients, variables):
-        beta, moments = self.first_moment_decay, []
-        for gradient, variable in zip(gradients, variables):
-            moment = self._state(self._first_moments, variable)
-            moment.assign(beta * moment + (1.0 - beta) * gradient)
-            unbiased = 1.0 - tf.pow(tf.cast(beta, gradient.dtype), tf.cast(self._step() + 1, gradient.dtype))
-            moments.append(moment / unbiased)
-        return moments
-
     # Phase by phase.
 
     def _clip(self, phase):
@@ -368,18 +273,6 @@ class PrivateOptimizer(Configured, Priced, _keras.Optimizer):
         return self._by_phase(float(Phase.SGD), float(Phase.ADAPTIVE))
 
     # State.
-
-    def build(self, variables):
-        """Creates the state; called by Keras and by the first step."""
-        if self.is_built():
-            return
-        super().build(variables)
-        if self.preconditioner is not None:
-            self._second_moments = self.add_state(variables, "second_moment")
-        if self.is_delayed:
-            self._gradient_sums = self.add_state(variables, "gradient_sum")
-        if self.first_moment_decay:
-            self._first_moments = self.add_state(variables, "first_moment")
 
     def _state(self, states, variable):
         return _keras.native(states[self.variable_index(variable)])
@@ -427,42 +320,11 @@ class PrivateOptimizer(Configured, Priced, _keras.Optimizer):
             ValueError: if the rate depends on a number of steps that nobody has said.
         """
 
-    def second_moments(self) -> dict[str, tf.Tensor]:
-        """v of each trainable variable, by name; empty without a preconditioner or before a step."""
-        return {v.name.split(":")[0]: _keras.native(v) for v in self._second_moments or []}
-
     def _check_can_step(self, variables):
         self._check_calibrated()
-        if not variables:
-            raise ValueError("The model must have a trainable weight. Received: trainable_variables=[]")
-        if self._batch_size is None:
-            raise ValueError(
-                "`expected_batch_size` must be given where `fit` gets no `batch_size`: the noisy "
-                "sum is divided by a public number, not by how many examples came. "
-                "Received: expected_batch_size=None"
-            )
-        for variable in variables:
-            if not tf.as_dtype(variable.dtype).is_floating:
-                raise ValueError(
-                    f"Trainable variables must be real numbers to have a norm. Received: "
-                    f"'{variable.name}' of dtype {variable.dtype}"
-                )
-        count = tf.distribute.get_strategy().num_replicas_in_sync
-        if count > 1 and not tf.distribute.in_cross_replica_context():
-            raise ValueError(
-                "Several replicas must be trained by `fit` of a private model, in which they meet: "
-                "the noise of each by itself would not add up to the stated deviation. Received: "
-                f"{count} replicas"
-            )
-
-    def _check_public(self, public):
-        name = type(self).__name__
-        if self.public_gradients is not None and not isinstance(public, PublicGradients):
-            raise ValueError(
-                f"{public_data.MISSING.format(optimizer=name)} Received: {type(public).__name__}"
-            )
-        if self.public_gradients is None and public is not None:
-            raise ValueError(f"{name} takes no public gradients. Received: {type(public).__name__}")
+        readiness.check_variables(variables)
+        readiness.check_batch_size(self._batch_size)
+        readiness.check_replicas()
 
     # Weight updates: the one private way, and all the others.
 

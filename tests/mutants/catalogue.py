@@ -293,9 +293,9 @@ MUTANTS = [
     ),
     Mutant(
         "R replicas add R times the noise, or none",
-        "optimizers/base.py",
-        "        if count > 1 and not tf.distribute.in_cross_replica_context():\n",
-        "        if False:\n",
+        "optimizers/readiness.py",
+        "    if count > 1 and not tf.distribute.in_cross_replica_context():\n",
+        "    if False:\n",
         "tests/test_validation.py tests/test_optimizers.py tests/test_models.py",
     ),
     # Sampling, and its price.
