@@ -6,6 +6,7 @@
     a    = max(e - 2 nu_p, 0)                                          what stands out of it
     f    = (1 + a / nu_p)^(-1/4)
     S   <- S f sqrt(k),   k^2 = sum a / sum a f^2                      after each of 3 rounds; 1 at first
+    R    = S / (geometric mean of S over all weights)
 
 The clip cuts an example's gradient to one length, and coordinates that are long in every example take it
 away from all others. How long they are is not seen in the mean of the gradients, which is what
@@ -14,6 +15,10 @@ of their squares, and in few steps, because squares do not cancel. Each round lo
 round before, in which what is long hides less of the rest. k is by how much f has shortened the examples;
 half of it, in logarithms, is made up for, so that examples shorter than the clip norm keep some of their
 length.
+
+Then it is not w that is trained but w / R: gradients times S before the clip, and what they add up to times
+R, which is a change of variables. So a weight whose input is long has less noise, as it should: all of it is
+multiplied by that input. The geometric mean of the noise over all weights stays as it is.
 
 The squares are clipped and noised like gradients, with the same sigma: a step of the pilot costs what any
 step costs. C_p = C^2 / 100 is so small that examples longer than C, but for those spread over very many
@@ -77,6 +82,23 @@ def log_changes(energies: Sequence[tf.Tensor], noise: tf.Tensor | float) -> list
     after = _sum([a * tf.exp(2.0 * log) for a, log in zip(above, logs)])
     made_up = tf.where(before > 0.0, 0.25 * tf.math.log(before / after), 0.0)
     return [log + tf.cast(made_up, log.dtype) for log in logs]
+
+
+def log_size(log_scales: Sequence[tf.Tensor]) -> tf.Tensor:
+    """log(S / R), the mean of log S over all weights.
+
+    Args:
+        log_scales: log S, one tensor for each variable.
+
+    Returns:
+        A scalar.
+
+    Example:
+    >>> float(tf.exp(log_size([tf.math.log([1.0, 4.0])])))
+    2.0
+    """
+    count = sum(log.shape.num_elements() for log in log_scales)
+    return _sum(log_scales) / count
 
 
 def _sum(tensors):

@@ -81,7 +81,7 @@ def noise_floor(gradients, w, batches, *, delay, power, lr, clip_norm, batch_siz
                 scale=1.0):  # fmt: skip
     """DP² whose scale and weights are relative to the noise; `lr(t)` is a rate, `scale` the pilot's."""
     nu2, u, squares, path = (sigma * clip_norm / batch_size) ** 2, np.zeros_like(w), [], [w]
-    z, variance = np.zeros_like(w), 0.0
+    z, variance, stretch = np.zeros_like(w), 0.0, scale / np.exp(np.mean(np.log(scale)))
     for t, batch in enumerate(batches):
         d = (nu2 / (u + nu2)) ** (power / 2)
         total = sum([clip(scale * d * g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))
@@ -90,7 +90,7 @@ def noise_floor(gradients, w, batches, *, delay, power, lr, clip_norm, batch_siz
         if t % delay == 0:
             u = np.maximum(np.mean(squares, axis=0), 0)
         z, variance = z - lr(t) * g, variance + lr(t) ** 2 * nu2
-        w = path[0] + z**3 / (z**2 + shrinkage * variance)
+        w = path[0] + stretch * z**3 / (z**2 + shrinkage * variance)
         path.append(w)
     return np.array(path)
 

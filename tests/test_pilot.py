@@ -212,6 +212,20 @@ def test_what_is_long_in_every_example_is_scaled_down():
     assert found[0] < 0.6 * found[1] and found[1] == pytest.approx(found[2], rel=0.3)
 
 
+def test_stretches_have_a_geometric_mean_of_1_and_a_layer_that_was_frozen_has_none():
+    frozen = keras.layers.Dense(3, trainable=False)
+    model = dp2.DP2Sequential([keras.Input((3,)), frozen, keras.layers.Dense(1), keras.layers.Dense(1)])
+    optimizer = dp2.DP2NoiseFloor(noise_multiplier=0.1)
+    optimizer.build(model.variables)
+    model.compile(optimizer, loss="mse")
+    fit(model)
+    logs = [np.log(optimizer._pilot_stretch(v)).ravel() for v in model.trainable_variables]
+    assert np.mean(np.concatenate(logs)) == pytest.approx(0.0, abs=1e-6)
+    assert np.ptp(np.concatenate(logs)) > 0.1
+    for variable in frozen.variables:
+        assert np.all(optimizer._pilot_stretch(variable) == 1.0)
+
+
 def test_every_step_of_it_is_paid():
     model, other = logistic(dp2.DP2NoiseFloor(noise_multiplier=1.0)), logistic(dp2.DPSGD(0.1, 0.3, 1.0))
     fit(model), fit(other)

@@ -144,9 +144,10 @@ def test_the_noise_floor_equals_the_oracle(data, delay, power, shrinkage, halvin
     assert max(np.max(v) for v in optimizer.second_moments().values()) > optimizer._floor  # It scales.
 
 
-def test_the_pilot_equals_the_oracle(data):
+@pytest.mark.parametrize("shrinkage", [0.0, 4.0])
+def test_the_pilot_equals_the_oracle(data, shrinkage):
     x, y = data
-    terms = dict(delay=4, power=0.5, shrinkage=4.0)
+    terms = dict(delay=4, power=0.5, shrinkage=shrinkage)
     optimizer = dp2.DP2NoiseFloor(0.2, 0.8, 0.1, expected_batch_size=BATCH, noise_seed=3, **terms)
     optimizer.settle_rate(480)
     optimizer.start_rate(0)

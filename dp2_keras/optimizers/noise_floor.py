@@ -1,13 +1,13 @@
 """DP² whose scale, rate and weights are measured against the noise, which is known.
 
-    S                                                    what the first steps find; see `pilot.py`
+    S, R                                                 what the first steps find; see `pilot.py`
     nu  = sigma C / B                                    the deviation of the noise in g~, which is public
     d   = (1 + u / nu^2)^(-p/2)                          in (0, 1]; 1 before the first refresh
     g~  = ( sum_i clip(S d g_i, C) + N(0, (sigma C)^2 I) ) / B
     m  <- m + ((g~^2 - nu^2) / d^2 - m) / (t + 1)        the mean square of S g, free of the noise's
     t mod s == 0 : u <- max(m, 0)                        (refresh)
     z  <- z - lr g~,   V <- V + (lr nu)^2                the path, and the variance of the noise in it
-    w   = w_0 + h(z),  h(z) = z^3 / (z^2 + k V)          the path, less what is most likely nothing but noise
+    w   = w_0 + R h(z),  h(z) = z^3 / (z^2 + k V)        the path, less what is most likely nothing but noise
     lr                                                   "auto": V is r^2 after all steps; see `auto_rate.py`
 
 with t from 0 at the first step that moves the weights.
@@ -152,9 +152,10 @@ class DP2NoiseFloor(Piloted, EveryStep):
         before = tf.convert_to_tensor(variance)
         after = before + tf.square(tf.cast(rate, before.dtype)) * self._floor
         variance.assign(after)
+        stretch = self._pilot_stretch(variable)
         if not self.shrinkage:
-            return step
+            return stretch * step
         path = self._state(self._paths, variable)
         old = shrunk(tf.convert_to_tensor(path), before, self.shrinkage)
         path.assign_sub(tf.cast(step, path.dtype))
-        return old - shrunk(tf.convert_to_tensor(path), after, self.shrinkage)
+        return stretch * (old - shrunk(tf.convert_to_tensor(path), after, self.shrinkage))
