@@ -6,7 +6,7 @@
     a    = max(e - 2 nu_p, 0)                                          what stands out of it
     f    = (1 + a / nu_p)^(-1/4)
     S   <- S f sqrt(k),   k^2 = sum a / sum a f^2                      after each of 3 rounds; 1 at first
-    R    = S / (geometric mean of S over all weights)
+    R    = S / (geometric mean of S over all weights of a variable)
 
 The clip cuts an example's gradient to one length, and coordinates that are long in every example take it
 away from all others. How long they are is not seen in the mean of the gradients, which is what
@@ -18,7 +18,7 @@ length.
 
 Then it is not w that is trained but w / R: gradients times S before the clip, and what they add up to times
 R, which is a change of variables. So a weight whose input is long has less noise, as it should: all of it is
-multiplied by that input. The geometric mean of the noise over all weights stays as it is.
+multiplied by that input. The geometric mean of the noise stays as it is.
 
 The squares are clipped and noised like gradients, with the same sigma: a step of the pilot costs what any
 step costs. C_p = C^2 / 100 is so small that examples longer than C, but for those spread over very many
@@ -84,21 +84,20 @@ def log_changes(energies: Sequence[tf.Tensor], noise: tf.Tensor | float) -> list
     return [log + tf.cast(made_up, log.dtype) for log in logs]
 
 
-def log_size(log_scales: Sequence[tf.Tensor]) -> tf.Tensor:
-    """log(S / R), the mean of log S over all weights.
+def stretch(log_scale: tf.Tensor) -> tf.Tensor:
+    """R, the scale of a variable less what all its weights have in common.
 
     Args:
-        log_scales: log S, one tensor for each variable.
+        log_scale: log S, of one variable.
 
     Returns:
-        A scalar.
+        A tensor of its shape, whose geometric mean is 1.
 
     Example:
-    >>> float(tf.exp(log_size([tf.math.log([1.0, 4.0])])))
-    2.0
+    >>> stretch(tf.math.log([1.0, 4.0])).numpy().round(3)
+    array([0.5, 2. ], dtype=float32)
     """
-    count = sum(log.shape.num_elements() for log in log_scales)
-    return _sum(log_scales) / count
+    return tf.exp(log_scale - tf.reduce_mean(log_scale))
 
 
 def _sum(tensors):

@@ -78,10 +78,10 @@ def pilot(gradients, w, batches, *, clip_norm, batch_size, sigma, noise):
 
 
 def noise_floor(gradients, w, batches, *, delay, power, lr, clip_norm, batch_size, sigma, noise, shrinkage,
-                scale=1.0):  # fmt: skip
-    """DP² whose scale and weights are relative to the noise; `lr(t)` is a rate, `scale` the pilot's."""
+                scale=1.0, stretch=1.0):  # fmt: skip
+    """DP² whose scale and weights are relative to the noise; `lr(t)` is a rate, the rest the pilot's."""
     nu2, u, squares, path = (sigma * clip_norm / batch_size) ** 2, np.zeros_like(w), [], [w]
-    z, variance, stretch = np.zeros_like(w), 0.0, scale / np.exp(np.mean(np.log(scale)))
+    z, variance = np.zeros_like(w), 0.0
     for t, batch in enumerate(batches):
         d = (nu2 / (u + nu2)) ** (power / 2)
         total = sum([clip(scale * d * g, clip_norm) for g in gradients(w, batch)], np.zeros_like(w))

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dp2_keras as dp2
-from dp2_keras import pilot
 from dp2_keras.shrinkage import shrunk
 
 N, BATCH, FEATURES = 200, 20, 4_000
@@ -63,13 +62,12 @@ def test_the_noise_of_all_steps_moves_a_weight_by_half():
 
 
 def test_noise_in_the_weights_is_less_where_a_pilot_found_long_inputs():
-    """R r, for S of 1/4 and 4, whose geometric mean is 1."""
+    """R r, of which S has no more than its ratio: 1 to 16."""
     model = private_model(dp2.DP2NoiseFloor(noise_multiplier=1.3, noise_seed=5, shrinkage=0))
     optimizer, half = model.optimizer, FEATURES // 2
     optimizer.build(model.trainable_variables)
     scales = np.repeat([[2 / 4], [2 * 4]], half, axis=0).astype(np.float32)
     optimizer._log_scales[0].assign(np.log(scales))
-    optimizer._log_sizes[0].assign(pilot.log_size([tf.math.log(scales)]))
     fit(model, sample_weight=np.zeros(N, np.float32))
     weights = model.get_weights()[0]
     for part, stretch in ((weights[:half], 1 / 4), (weights[half:], 4)):

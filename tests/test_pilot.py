@@ -214,14 +214,15 @@ def test_what_is_long_in_every_example_is_scaled_down():
 
 def test_stretches_have_a_geometric_mean_of_1_and_a_layer_that_was_frozen_has_none():
     frozen = keras.layers.Dense(3, trainable=False)
-    model = dp2.DP2Sequential([keras.Input((3,)), frozen, keras.layers.Dense(1), keras.layers.Dense(1)])
+    model = dp2.DP2Sequential([keras.Input((3,)), frozen, keras.layers.Dense(2), keras.layers.Dense(1)])
     optimizer = dp2.DP2NoiseFloor(noise_multiplier=0.1)
     optimizer.build(model.variables)
     model.compile(optimizer, loss="mse")
     fit(model)
-    logs = [np.log(optimizer._pilot_stretch(v)).ravel() for v in model.trainable_variables]
-    assert np.mean(np.concatenate(logs)) == pytest.approx(0.0, abs=1e-6)
-    assert np.ptp(np.concatenate(logs)) > 0.1
+    for variable in model.trainable_variables:
+        stretch = optimizer._pilot_stretch(variable).numpy()
+        assert np.mean(np.log(stretch)) == pytest.approx(0.0, abs=1e-6)
+        assert np.ptp(stretch) > 0.01 or stretch.size == 1
     for variable in frozen.variables:
         assert np.all(optimizer._pilot_stretch(variable) == 1.0)
 

@@ -159,9 +159,10 @@ def test_the_pilot_equals_the_oracle(data, shrinkage):
         gradients, start, batches(25)[:12], clip_norm=0.01 * 0.8**2, noise=noise[:12], **common
     )
     assert scale.max() > 1.5 * scale.min()
+    stretch = np.append(scale[:-1] / np.exp(np.mean(np.log(scale[:-1]))), 1.0)  # Of the kernel, and the bias.
     expected = oracle.noise_floor(
         gradients, start, batches(25)[12:], clip_norm=0.8, lr=lambda t: 0.2, noise=noise[12:], scale=scale,
-        **common, **terms,
+        stretch=stretch, **common, **terms,
     )  # fmt: skip
     np.testing.assert_array_equal(ours[:13], np.zeros_like(ours[:13]))
     np.testing.assert_allclose(ours[12:], expected, rtol=1e-4, atol=1e-5)

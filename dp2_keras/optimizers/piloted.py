@@ -29,7 +29,7 @@ class Piloted(AutoRate):
             _checks.fail("at least 1e-5, or `pilot_share=0`: squares would vanish", l2_norm_clip=l2_norm_clip)
         self.pilot_share = pilot_share
         self._pilot_steps = self.add_scalar(0.0, "pilot_steps")
-        self._log_scales = self._log_sizes = None
+        self._log_scales = None
 
     def build(self, variables):
         if self.is_built():
@@ -37,7 +37,6 @@ class Piloted(AutoRate):
         super().build(variables)
         if self.pilot_share:
             self._log_scales = self.add_state(variables, "log_scale")
-            self._log_sizes = [self.add_scalar(0.0, f"log_size_{k}") for k in range(len(variables))]
 
     def _idle_steps(self, first_step):
         if not int(self.iterations.numpy()) and self._fit_steps is not None:
@@ -56,8 +55,7 @@ class Piloted(AutoRate):
         """R."""
         if not self.pilot_share:
             return 1.0
-        log_scale, log_size = (self._state(s, variable) for s in (self._log_scales, self._log_sizes))
-        return tf.exp(log_scale - tf.cast(log_size, log_scale.dtype))
+        return pilot.stretch(tf.convert_to_tensor(self._state(self._log_scales, variable)))
 
     def _directions(self, variables, gradients):
         """The gradients; in the pilot they are squares, and the rate is 0."""
@@ -106,9 +104,5 @@ class Piloted(AutoRate):
         changes = pilot.log_changes([tf.convert_to_tensor(mean) for mean in means], noise)
         for variable, change in zip(variables, changes):
             self._state(self._log_scales, variable).assign_add(change)
-        size = pilot.log_size([tf.convert_to_tensor(self._state(self._log_scales, v)) for v in variables])
-        for variable in variables:
-            log_size = self._state(self._log_sizes, variable)
-            log_size.assign(tf.cast(size, log_size.dtype))
         for mean in map(_keras.native, self._mean_squares):  # Of frozen layers too.
             mean.assign(tf.zeros_like(mean))
