@@ -6,7 +6,7 @@
     a    = max(e - 2 nu_p, 0)                                          what stands out of it
     f    = (1 + a / nu_p)^(-1/4)
     S   <- S f sqrt(k),   k^2 = sum a / sum a f^2                      after each of 3 rounds; 1 at first
-    R    = S / (geometric mean of S over all weights of a variable)
+    R    = min(1, S / geometric mean of S over the weights of a variable)
 
 The clip cuts an example's gradient to one length, and coordinates that are long in every example take it
 away from all others. How long they are is not seen in the mean of the gradients, which is what
@@ -18,7 +18,7 @@ length.
 
 Then it is not w that is trained but w / R: gradients times S before the clip, and what they add up to times
 R, which is a change of variables. So a weight whose input is long has less noise, as it should: all of it is
-multiplied by that input. The geometric mean of the noise stays as it is.
+multiplied by that input. None has more: an input that was rare here may not be elsewhere.
 
 The squares are clipped and noised like gradients, with the same sigma: a step of the pilot costs what any
 step costs. C_p = C^2 / 100 is so small that examples longer than C, but for those spread over very many
@@ -85,19 +85,19 @@ def log_changes(energies: Sequence[tf.Tensor], noise: tf.Tensor | float) -> list
 
 
 def stretch(log_scale: tf.Tensor) -> tf.Tensor:
-    """R, the scale of a variable less what all its weights have in common.
+    """R, what a scale takes from the longer inputs of a variable.
 
     Args:
         log_scale: log S, of one variable.
 
     Returns:
-        A tensor of its shape, whose geometric mean is 1.
+        A tensor of its shape, of numbers up to 1.
 
     Example:
     >>> stretch(tf.math.log([1.0, 4.0])).numpy().round(3)
-    array([0.5, 2. ], dtype=float32)
+    array([0.5, 1. ], dtype=float32)
     """
-    return tf.exp(log_scale - tf.reduce_mean(log_scale))
+    return tf.exp(tf.minimum(log_scale - tf.reduce_mean(log_scale), 0.0))
 
 
 def _sum(tensors):

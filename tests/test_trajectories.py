@@ -159,7 +159,8 @@ def test_the_pilot_equals_the_oracle(data, shrinkage):
         gradients, start, batches(25)[:12], clip_norm=0.01 * 0.8**2, noise=noise[:12], **common
     )
     assert scale.max() > 1.5 * scale.min()
-    stretch = np.append(scale[:-1] / np.exp(np.mean(np.log(scale[:-1]))), 1.0)  # Of the kernel, and the bias.
+    relative = scale[:-1] / np.exp(np.mean(np.log(scale[:-1])))
+    stretch = np.append(np.minimum(relative, 1.0), 1.0)  # Of the kernel, and the bias.
     expected = oracle.noise_floor(
         gradients, start, batches(25)[12:], clip_norm=0.8, lr=lambda t: 0.2, noise=noise[12:], scale=scale,
         stretch=stretch, **common, **terms,

@@ -25,7 +25,8 @@ reaches the output. How much noise there is in the path is public, so that what 
 left where it was; a weight that keeps being pushed one way comes out of it by and by. See `shrinkage.py`.
 
 Last, a few of the first steps do not move the weights. They release the squares of gradients, which say where
-the length of every example goes that the clip cuts.
+the length of every example goes that the clip cuts. What they find is a change of variables: S before the
+clip, and R behind it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class DP2NoiseFloor(Piloted, EveryStep):
             "auto": `fit` calibrates it to its `PrivacyBudget`.
         delay: s, how many steps a scale is used for. Defaults to 10.
         power: p, from 0, which is DP-SGD's scale, to 1. Defaults to 0.75.
-        weight_noise: r, the deviation of that noise. Defaults to 0.5.
+        weight_noise: r, the deviation of that noise; in the weights it is R r, with R of the pilot at most 1.
+            Defaults to 0.5.
         shrinkage: k, 0 or more: a weight whose path is sqrt(k) deviations of its noise long moves half as
             far. 0 takes the path as it is. Defaults to 4.
         pilot_share: at most this share of the steps of the first `fit` looks for the scale, and moves
