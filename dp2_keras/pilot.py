@@ -16,8 +16,8 @@ round before, in which what is long hides less of the rest. k is by how much f h
 half of it, in logarithms, is made up for, so that examples shorter than the clip norm keep some of their
 length.
 
-Then it is not w that is trained but w / R: gradients times S before the clip, and what they add up to times
-R, which is a change of variables. So a weight whose input is long has less noise, as it should: all of it is
+Gradients times S are clipped, and what they add up to moves the weights times R. Where S is below its mean
+that is a change of variables. So a weight whose input is long has less noise, as it should: all of it is
 multiplied by that input. None has more: an input that was rare here may not be elsewhere.
 
 The squares are clipped and noised like gradients, with the same sigma: a step of the pilot costs what any

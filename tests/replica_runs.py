@@ -45,6 +45,10 @@ def noise_floor(**kwargs):
     return dp2.DP2NoiseFloor(noise_multiplier=1.0, weight_decay=0.01, **kwargs)
 
 
+def piloted(**kwargs):
+    return noise_floor(pilot_share=0.8, **kwargs)
+
+
 def extra_query(**kwargs):
     return dp2.DP2RMSpropExtraQuery(0.3, 2.0, noise_multiplier=0.8, delay=3, eps=1e-3, **kwargs)
 
@@ -131,6 +135,7 @@ CASES = {
     "decay and averages": lambda: fitted(decayed),
     "adam": lambda: fitted(adam),
     "weights relative to the noise": lambda: fitted(noise_floor),
+    "a pilot": lambda: fitted(piloted),
     "two releases": lambda: fitted(extra_query),
     "batches of one's own": own_batches,
     "budget": within_budget,

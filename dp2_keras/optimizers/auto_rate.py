@@ -3,16 +3,15 @@
     lr_j = r j / (nu sqrt(1^2 + ... + T^2)),   j = T, T - 1, ..., 1 steps left
     sum_j (lr_j nu)^2 = r^2
 
-nu is the deviation of the noise in one step's gradient. So the noise of all T steps moves a weight by r,
-whatever the batch size, the noise multiplier, the clip norm and the number of steps; and the last steps,
-which nothing corrects any more, have the least of it.
+nu is the deviation of the noise in one step's gradient. So the noise of all T steps moves the path of a
+weight by r, whatever the batch size, the noise multiplier, the clip norm and the number of steps; and the
+last steps, which nothing corrects any more, have the least of it.
 """
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras
@@ -127,11 +126,11 @@ class AutoRate(PrivateOptimizer):
         self._fit_rate = self._rate_now()
 
     def _rate_now(self):
-        return float(np.asarray(self._learning_rate))
+        return float(self._learning_rate.numpy())
 
     def _settled_rates(self):
         """This fit's, and that of a fit that a backup goes on with; any other was set by a callback."""
-        return self._fit_rate, float(np.asarray(self._settled_rate))
+        return self._fit_rate, float(self._settled_rate.numpy())
 
     def check_single_step(self):
         if self._is_auto:

@@ -163,7 +163,7 @@ class PrivateOptimizer(Configured, Priced, Moments, _keras.Optimizer):
         """
         variables = list(variables)
         self._check_can_step(variables)
-        readiness.check_public(type(self).__name__, self.public_gradients, public)
+        self._check_public(public)
         self.ensure_built(variables)
         self._public = public
         self._open_query = self._query(variables)
@@ -325,6 +325,9 @@ class PrivateOptimizer(Configured, Priced, Moments, _keras.Optimizer):
         readiness.check_variables(variables)
         readiness.check_batch_size(self._batch_size)
         readiness.check_replicas()
+
+    def _check_public(self, public):
+        readiness.check_public(type(self).__name__, self.public_gradients, public)
 
     # Weight updates: the one private way, and all the others.
 

@@ -25,8 +25,8 @@ reaches the output. How much noise there is in the path is public, so that what 
 left where it was; a weight that keeps being pushed one way comes out of it by and by. See `shrinkage.py`.
 
 Last, a few of the first steps do not move the weights. They release the squares of gradients, which say where
-the length of every example goes that the clip cuts. What they find is a change of variables: S before the
-clip, and R behind it.
+the length of every example goes that the clip cuts. S takes it off before the clip, and R takes the noise off
+the weights that it would be long in.
 """
 
 from __future__ import annotations
