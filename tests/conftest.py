@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import dp2_keras as dp2
+from dp2_keras import cli
 
 # Two devices on one CPU, for tests of distribution strategies.
 tf.config.set_logical_device_configuration(
@@ -34,6 +35,20 @@ def shared_path(*parts):
 def golden():
     """Trajectories of the authors' own code."""
     return json.loads(shared_path("golden", "paper_code.json").read_text())
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command `dp2`; its exit status, what it printed, and its errors."""
+
+    def run(line, *paths):
+        try:
+            status = cli.main([*line.split(), *map(str, paths)])
+        except SystemExit as stop:
+            status = stop.code
+        return (status, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(autouse=True)

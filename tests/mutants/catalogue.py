@@ -252,7 +252,7 @@ MUTANTS = [
         _FINISH,
         "            rows = tf.maximum(_row_count(first.data), 1)\n"
         "            self.optimizer._batch_size = tf.cast(rows, tf.float32)\n" + _FINISH,
-        "tests/test_sampling.py tests/test_models.py",
+        "tests/test_sampling_in_fit.py tests/test_models.py",
     ),
     Mutant(
         "an exact metric is in the update",
@@ -260,7 +260,7 @@ MUTANTS = [
         _FINISH,
         "            leak = [tf.fill(v.shape, tf.reduce_mean(result.norms)) for v in query.variables]\n"
         "            self.optimizer.finish_step(result.clipped_sum, leak)\n",
-        "tests/test_sampling.py tests/test_models.py",
+        "tests/test_sampling_in_fit.py tests/test_models.py",
     ),
     Mutant(
         "the preconditioner is made of gradients without noise",
