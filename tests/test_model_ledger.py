@@ -1,9 +1,6 @@
 """The model's ledger counts the steps that ran, whatever happened, and goes where the weights go."""
 
 import json
-import subprocess
-import sys
-import textwrap
 
 import dp_accounting
 import keras
@@ -16,7 +13,6 @@ from hypothesis import strategies as st
 import dp2_keras as dp2
 from dp2_keras import accounting
 from dp2_keras.entries import PoissonSampling, ShuffledSampling, UnknownSampling
-from dp2_keras.ledger_file import LedgerFile
 from dp2_keras.statement_text import round_up
 
 KERAS_3 = hasattr(keras, "StatelessScope")
@@ -37,6 +33,11 @@ def model_of(optimizer=optimizer, **arguments):
 
 def fit(model, **arguments):
     return model.fit(X, X, **{"batch_size": B, "verbose": 0, **arguments})
+
+
+def saved_weights(model, tmp_path):
+    model.save_weights(tmp_path / "model.weights.h5")
+    return tmp_path / "model.weights.h5"
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -381,7 +382,7 @@ def test_a_step_inside_a_fit_is_refused(call):
 def test_weights_loaded_inside_a_fit_do_not_open_its_budget(tmp_path):
     model = model_of()
     fit(model, epochs=1)  # So that Keras 2 saves the state of its metrics.
-    path = _weights(model, tmp_path)
+    path = saved_weights(model, tmp_path)
     load = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: model.load_weights(path))
     budget = dp2.PrivacyBudget(oracle({B / N: 12}) + 1e-6, DELTA)
     fit(model, epochs=9, callbacks=[load, budget])
@@ -391,7 +392,7 @@ def test_weights_loaded_inside_a_fit_do_not_open_its_budget(tmp_path):
 def test_loading_forgets_nothing(tmp_path):
     model = model_of()
     fit(model)
-    path = _weights(model, tmp_path)
+    path = saved_weights(model, tmp_path)
     fit(model)
     model.load_weights(path)
     assert model.ledger.steps == 10  # The optimizer's state may hold what the weights have lost.
@@ -467,84 +468,6 @@ def test_files_without_a_ledger_say_so(tmp_path):
     fit(model)
     with pytest.warns(UserWarning, match="no room for the ledger"):
         model.save(tmp_path / "model.h5")
-
-
-# The file that is written ahead.
-
-
-def test_a_ledger_file_counts_what_the_model_counts(tmp_path):
-    model, path = model_of(lambda: optimizer(expected_batch_size=B)), tmp_path / "ledger.jsonl"
-    model.train_on_batch(X[:B], X[:B])
-    fit(model, epochs=2, ledger_file=path)
-    model.train_on_batch(X[:B], X[:B])
-    with pytest.raises(KeyboardInterrupt):
-        fit(model, epochs=2, callbacks=[Interrupt(3)])
-    assert model.ledger.steps == 1 + 10 + 1 + 3
-    model.release_ledger_file()
-    with LedgerFile(path) as file:
-        assert file.ledger == model.ledger
-
-
-def test_a_ledger_file_counts_branches_and_lost_steps(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    model = model_of()
-    fit(model, ledger_file=path)
-    model.save(tmp_path / "model.keras")
-    fit(model)
-    model.release_ledger_file()
-    branch = keras.saving.load_model(tmp_path / "model.keras")
-    assert branch.ledger.steps == 5
-    fit(branch, ledger_file=path)
-    assert branch.ledger.steps == 15
-    branch.load_weights(_weights(model, tmp_path))
-    assert branch.ledger.steps == 15  # Never rewound.
-
-
-def _weights(model, tmp_path):
-    model.save_weights(tmp_path / "model.weights.h5")
-    return tmp_path / "model.weights.h5"
-
-
-def test_a_step_that_was_not_written_ahead_is_refused(tmp_path):
-    model = model_of(lambda: optimizer(expected_batch_size=B))
-    fit(model, ledger_file=tmp_path / "ledger.jsonl")
-    before = model.get_weights()[0]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=NOT_COUNTED):
-        model.train_step((tf.constant(X[:B]), tf.constant(X[:B])))
-    np.testing.assert_array_equal(model.get_weights()[0], before)
-    assert model.ledger.steps == 5
-
-
-def test_one_file_at_a_time(tmp_path):
-    model = model_of()
-    fit(model, ledger_file=tmp_path / "one.jsonl")
-    fit(model, ledger_file=tmp_path / "one.jsonl")
-    with pytest.raises(ValueError, match="`ledger_file` must stay the one"):
-        fit(model, ledger_file=tmp_path / "other.jsonl")
-    with pytest.raises(BlockingIOError, match="in use by another run"):
-        fit(model_of(), ledger_file=tmp_path / "one.jsonl")
-
-
-def test_a_killed_process_is_counted_in_full(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    code = f"""
-        import os, keras, numpy as np, dp2_keras as dp2
-        class Kill(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                if self.params and int(self.model.optimizer.iterations) == 8:
-                    os.kill(os.getpid(), 9)
-        x = np.zeros(({N}, 1), np.float32)
-        model = dp2.DP2Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        model.compile(dp2.DPSGD(0.1, 1.0, 1.0), loss="mse")
-        model.fit(x, x, batch_size={B}, epochs=3, verbose=0, ledger_file={str(path)!r}, callbacks=[Kill()])
-    """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert result.returncode == -9, result.stderr
-    with LedgerFile(path) as file:
-        assert file.ledger.steps == 10  # 8 ran; the second epoch was reserved whole.
-    model = model_of()
-    fit(model, ledger_file=path)
-    assert model.ledger.steps == 15
 
 
 # In words.

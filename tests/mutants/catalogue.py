@@ -360,7 +360,7 @@ MUTANTS = [
         "meter.py",
         "return tf.convert_to_tensor(self._steps.assign_add(1))",
         "return tf.convert_to_tensor(self._steps)",
-        "tests/test_budget.py tests/test_model_ledger.py",
+        "tests/test_budget.py tests/test_model_ledger.py tests/test_model_ledger_file.py",
     ),
     Mutant(
         "a budget is overspent by one step",
