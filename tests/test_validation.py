@@ -4,27 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import fit_in_order, flat_weights, logistic_model
+from conftest import logistic_model
+from refusals import X, Y, model_of, optimizer, refuses_to_compile, refuses_to_fit
 
 import dp2_keras as dp2
 from dp2_keras import _keras
-
-X, Y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
-
-
-def optimizer(**arguments):
-    return dp2.DPSGD(0.1, 1.0, 1.0, **{"expected_batch_size": 4, **arguments})
-
-
-def model_of(*layers):
-    return dp2.DP2Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
-
-
-def refuses_to_compile(model, match, **arguments):
-    with pytest.raises(ValueError, match=match):
-        model.compile(**{"optimizer": optimizer(), "loss": "mse", **arguments})
-    assert getattr(model, "optimizer", None) is None
-
 
 # Arguments of the optimizers.
 
@@ -152,52 +136,6 @@ def test_activity_regularisers_and_added_losses_are_refused():
     refuses_to_fit(model_of(Adds(name="adds")), "'adds' calls `add_loss`")
 
 
-def refuses_to_fit(model, match, error=ValueError, x=X, y=Y, optimizer=optimizer, loss="mse", **arguments):
-    """Training raises, twice, and changes nothing."""
-    if not getattr(model, "compiled", getattr(model, "_is_compiled", False)):
-        model.compile(optimizer=optimizer(), loss=loss)
-    before, steps = flat_weights(model), int(model.optimizer.iterations)
-    for _ in range(2):
-        with pytest.raises(error, match=match):
-            model.fit(x, y, verbose=0, **{"batch_size": 4, **arguments})
-    np.testing.assert_array_equal(flat_weights(model), before)
-    assert int(model.optimizer.iterations) == steps
-
-
-class Counts(keras.layers.Layer):
-    """Writes the mean of what it sees."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen")
-
-    def call(self, inputs):
-        self.seen.assign(tf.reduce_mean(inputs))
-        return inputs
-
-
-def test_state_written_from_data_is_found_by_tracing():
-    layer = Counts(name="counts")
-    refuses_to_fit(model_of(layer), "'counts' is written by the forward pass")
-    assert layer.seen.numpy() == 0
-
-
-def test_state_written_inside_a_branch_is_found():
-    class Branch(Counts):
-        def call(self, inputs):
-            tf.cond(tf.reduce_sum(inputs) > 0, lambda: super(Branch, self).call(inputs), lambda: inputs)
-            return inputs
-
-    refuses_to_fit(model_of(Branch()), "written by the forward pass")
-
-
-def test_stateful_recurrent_layers_are_refused():
-    model = dp2.DP2Sequential(
-        [keras.Input((2, 3), batch_size=4), keras.layers.LSTM(2, stateful=True), keras.layers.Dense(1)]
-    )
-    refuses_to_fit(model, "written by the forward pass", x=np.ones((8, 2, 3), np.float32))
-
-
 # Losses, labels and inputs.
 
 
@@ -241,53 +179,6 @@ def test_no_trainable_weights():
     model.compile(optimizer=optimizer(), loss="mse")
     with pytest.raises(ValueError, match="must have a trainable weight"):
         model.fit(X[:, :1], Y, batch_size=4, verbose=0)
-
-
-def test_an_unknown_batch_size():
-    unknown = lambda: optimizer(expected_batch_size=None)  # noqa: E731
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
-    refuses_to_fit(
-        model_of(),
-        "`expected_batch_size` must be given",
-        x=data,
-        y=None,
-        batch_size=None,
-        optimizer=unknown,
-        dataset_size=8,
-    )
-    model = model_of()
-    model.compile(optimizer=unknown(), loss="mse")
-    with pytest.raises(ValueError, match="`expected_batch_size` must be given"):
-        model.train_on_batch(X, Y)
-
-
-@pytest.mark.parametrize(
-    "fit_arguments, expected",
-    [(dict(x=X, y=Y, batch_size=2), 2), (dict(x=X, y=Y), 8)],  # Of 8 examples, 32 are all.
-)
-def test_the_batch_size_of_fit_is_the_divisor(fit_arguments, expected):
-    model = logistic_model(3, optimizer(expected_batch_size=None))
-    model.fit(**fit_arguments, verbose=0)
-    assert model.optimizer._batch_size == expected
-    static = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=True)
-    model.fit(static, dataset_size=8, verbose=0)
-    assert model.optimizer._batch_size == 4
-
-
-def test_a_stated_batch_size_stands():
-    model = logistic_model(3, optimizer(expected_batch_size=7))
-    model.fit(X, Y, batch_size=2, verbose=0)
-    assert model.optimizer._batch_size == 7
-
-
-def test_another_batch_size_in_a_second_fit_changes_the_divisor():
-    model = logistic_model(3, dp2.DPSGD(1.0, np.inf, 0.0))
-    for batch_size in (8, 4):
-        before = flat_weights(model)
-        fit_in_order(model, X, Y, batch_size=batch_size, steps_per_epoch=1)
-        residual = 1 / (1 + np.exp(-(X @ before[:3] + before[3]))) - Y[:, 0]
-        expected = np.mean(residual) * np.ones(4)
-        np.testing.assert_allclose(before - flat_weights(model), expected, rtol=1e-5)
 
 
 # Models and callbacks.
@@ -366,73 +257,6 @@ def test_a_loss_that_raises_once_leaves_a_model_that_trains():
     Moody.raises = False
     model.train_on_batch(X, Y)
     assert int(model.optimizer.iterations) == 1
-
-
-# State that no deny-list would name.
-
-
-class Bank(keras.layers.Layer):
-    """Keeps what it sees by the means `how` names."""
-
-    memory = []
-
-    def __init__(self, how, **kwargs):
-        super().__init__(**kwargs)
-        self.how = how
-        self.bank = tf.Variable(tf.zeros([3]), trainable=False)
-        self.queue = tf.queue.FIFOQueue(100, tf.float32)
-
-    def call(self, inputs):
-        if self.how == "slice":
-            self.bank[0:1].assign(inputs[0, :1])
-        elif self.how == "queue":
-            self.queue.enqueue(inputs[0, 0])
-        else:
-            inputs = tf.ensure_shape(tf.numpy_function(self._remember, [inputs], tf.float32), inputs.shape)
-        return inputs
-
-    def _remember(self, array):
-        Bank.memory.append(array)
-        return array
-
-
-@pytest.mark.parametrize("how", ["slice", "queue", "numpy"])
-def test_every_way_to_keep_data_is_found(how):
-    refuses_to_fit(model_of(Bank(how)), "written by the forward pass")
-
-
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_state_written_by_the_loss_is_found(run_eagerly):
-    class Centre(dp2.DP2Sequential):
-        def build(self, *args, **kwargs):
-            super().build(*args, **kwargs)
-            self.centre = tf.Variable(0.0, trainable=False)
-
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **kwargs):
-            self.centre.assign(tf.reduce_mean(x))
-            return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **kwargs)
-
-    model = Centre([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(optimizer=optimizer(), loss="mse", run_eagerly=run_eagerly)
-    model.build((None, 3))
-    refuses_to_fit(model, "written by the forward pass or its loss")
-    assert model.centre.numpy() == 0
-
-
-def test_a_layer_changed_after_the_first_trace_is_checked_again():
-    layer = keras.layers.BatchNormalization(center=False, scale=False)
-    layer.trainable = False
-    model = model_of(layer)
-    model.compile(optimizer=optimizer(), loss="mse")
-    model.fit(X, Y, batch_size=4, verbose=0)
-    layer.trainable = True
-    model.train_function = None  # Traced again, as for another shape of batch.
-    if _keras.KERAS_3:
-        with pytest.raises(ValueError, match="mixes the examples"):
-            model.fit(X, Y, batch_size=4, verbose=0)
-    else:  # Keras 2 trains with what was trainable at `compile`.
-        model.fit(X, Y, batch_size=4, verbose=0)
-    np.testing.assert_array_equal(layer.moving_mean.numpy(), np.zeros(3))
 
 
 def test_complex_weights_are_refused():
