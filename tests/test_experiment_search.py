@@ -1,10 +1,11 @@
 """The search: points of a grid, chosen by training metrics, and the winner's neighbours."""
 
 import math
+import types
 
 import pytest
 
-from dp2_keras.experiments import methods, problems, search, tasks
+from dp2_keras.experiments import configuration, methods, problems, reproduce, search, tasks
 
 GRID = {"a": list(range(10)), "b": [0.1, 0.2, 0.3]}
 
@@ -46,7 +47,7 @@ def test_a_winner_on_an_edge_is_flagged():
 @pytest.mark.parametrize("method", [name for name in methods.METHODS if methods.get(name).space])
 def test_a_grid_is_large_enough_for_sixty_runs_and_as_wide_as_the_papers(method):
     for name in ("imdb", "movielens"):
-        grid = methods.grid(method, tasks.get(name), 390)
+        grid = methods.grid(method, tasks.get(name), 390, 50)
         if method not in ("SGD",):
             assert math.prod(len(values) for values in grid.values()) >= 60
         assert all(values == sorted(set(values)) for values in grid.values())
@@ -56,10 +57,16 @@ def test_a_grid_is_large_enough_for_sixty_runs_and_as_wide_as_the_papers(method)
 
 
 def test_delays_are_steps_of_the_tasks_epochs():
-    assert {195, 390, 780} <= set(methods.grid("DP2RMSprop", tasks.get("imdb"), 390)["delay"])
-    assert methods.grid("DP2RMSprop", tasks.get("imdb"), 12)["delay"] == [1, 3, 6, 12, 24, 48]
-    assert min(methods.grid("DP2RMSpropExtraQuery", tasks.get("imdb"), 12)["delay"]) == 2
-    assert methods.grid("DPSGD", tasks.get("imdb"), 12, learning_rate=[7])["learning_rate"] == [7]
+    assert {195, 390, 780} <= set(methods.grid("DP2RMSprop", tasks.get("imdb"), 390, 100)["delay"])
+    assert methods.grid("DP2RMSprop", tasks.get("imdb"), 12, 60)["delay"] == [1, 3, 6, 12, 24, 48]
+    assert min(methods.grid("DP2RMSpropExtraQuery", tasks.get("imdb"), 12, 60)["delay"]) == 2
+    assert methods.grid("DPSGD", tasks.get("imdb"), 12, 60, learning_rate=[7])["learning_rate"] == [7]
+
+
+def test_delays_end_within_a_run():
+    delays = lambda epochs: methods.grid("DP2RMSprop", tasks.get("movielens"), 40, epochs)["delay"]  # noqa: E731
+    assert delays(50) == [4, 20, 40, 120, 400, 1000, 1600]
+    assert delays(25) == delays(20) == [4, 20, 40, 120, 400]
 
 
 def test_neighbours_differ_in_one_value_and_go_past_the_ends():
@@ -68,3 +75,15 @@ def test_neighbours_differ_in_one_value_and_go_past_the_ends():
     assert [{name: p[name] for name in p if p[name] != 1} for p in points] == [
         {"delay": 4}, {"power": 0.5}, {"power": 2}, {"rate": 0.3}, {"rate": 3},
     ]  # fmt: skip
+
+
+def test_a_refinement_keeps_its_delay_within_the_run(tmp_path):
+    case = configuration.Case(
+        "", "synthetic", 1, 50, 1.0, None, "DP2RMSprop", None, "ours", None, space={}, varied={}
+    )
+    one = reproduce.Search(case, {"delay": [10, 20]}, reproduce.Options(str(tmp_path), search=2, refine=9))
+    rows = [{"hyper": {"delay": delay}, "curve": [{"train": delay}]} for delay in (10, 20)]
+    assert {run.hyper["delay"] for run in one.runs} == {10, 20}
+    assert one.next_runs(types.SimpleNamespace(of=lambda keys: rows)) == []  # 40 would be all of 40 steps.
+    rows[0]["curve"][0]["train"] = 30
+    assert [run.hyper for run in one.next_runs(types.SimpleNamespace(of=lambda keys: rows))] == [{"delay": 5}]

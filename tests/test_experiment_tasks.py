@@ -13,7 +13,7 @@ from dp2_keras.experiments import methods, problems, search, tasks
 def test_every_method_builds_at_points_of_its_grid(name):
     method = methods.get(name)
     setting = dataclasses.replace(SETTING, noise_multiplier=1.0 if method.is_private else 0.0)
-    for point in search.candidates(methods.grid(name, setting.task, 40), 3):
+    for point in search.candidates(methods.grid(name, setting.task, 40, 6), 3):
         optimizer = method.build(point, setting)
         config = optimizer.get_config()
         assert config["noise_seed"] == 0 and config["noise_multiplier"] == setting.noise_multiplier

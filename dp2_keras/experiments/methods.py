@@ -1,7 +1,8 @@
 """The methods, by name: an optimizer made of hyper-parameters, and the grid they are searched over.
 
 A grid is at least as wide as the paper's (Appendix "Hyperparameters" of arXiv:2212.00309), and finer where
-the paper's has fewer points than a search has runs. `delay` is the task's, in epochs, and becomes steps.
+the paper's has fewer points than a search has runs. `delay` is the task's, in epochs, and becomes steps,
+fewer than a run has.
 
 To add a method, add an entry: a function from (hyper-parameters, `Setting`) to an optimizer, and its grid.
 One that needs public examples says which share of the training data, and finds them in the setting.
@@ -94,13 +95,16 @@ def get(name: str) -> Method:
     return METHODS[name]
 
 
-def grid(method: str, task: Task, steps_per_epoch: int, **wider: Sequence[float]) -> dict[str, list]:
+def grid(
+    method: str, task: Task, steps_per_epoch: int, epochs: int, **wider: Sequence[float]
+) -> dict[str, list]:
     """The values of each hyper-parameter, in order, delays in steps.
 
     Args:
         method: its name.
         task: for its delays.
         steps_per_epoch: n // B.
+        epochs: of a run, which leave out the delays that do not fit into it.
         **wider: values that take the place of the registry's.
 
     Returns:
@@ -108,14 +112,25 @@ def grid(method: str, task: Task, steps_per_epoch: int, **wider: Sequence[float]
 
     Example:
     >>> from dp2_keras.experiments import tasks
-    >>> grid("DP2RMSprop", tasks.get("synthetic"), 40)["delay"]
-    [4, 10, 20, 40]
+    >>> grid("DP2RMSprop", tasks.get("synthetic"), 40, epochs=1)["delay"]
+    [4, 10, 20]
     """
     space = {**get(method).space, **wider}
     least = 2 if method.endswith("ExtraQuery") else 1
     if space.get("delay") == _TASKS_DELAYS:
-        space["delay"] = [max(least, round(epochs * steps_per_epoch)) for epochs in task.delays]
+        delays = [max(least, round(delay * steps_per_epoch)) for delay in task.delays]
+        space["delay"] = [delay for delay in delays if fits({"delay": delay}, epochs * steps_per_epoch)]
     return {name: sorted(set(values)) for name, values in space.items()}
+
+
+def fits(hyper: Mapping[str, Any], steps: int) -> bool:
+    """Whether a delay, if there is one, ends within a run. With a longer one, DP2 is DP-SGD.
+
+    Example:
+    >>> fits({"delay": 400}, 800), fits({"delay": 800}, 800), fits({"eps": 0.1}, 800)
+    (True, False, True)
+    """
+    return hyper.get("delay", 0) < steps
 
 
 def _private(name, **from_setting):

@@ -152,6 +152,7 @@ class Search:
 
     def __init__(self, case: Case, grid: dict[str, list], options: Options):
         self._case, self._grid = case, grid
+        self._steps = case.epochs * _steps_per_epoch(case, options)
         self._lengths = search.lengths(case.epochs) if options.halving else [case.epochs]
         self.runs = self._runs_of(search.candidates(grid, options.search))
         self._dropped, self._refine = 0, options.refine
@@ -182,8 +183,8 @@ class Search:
         choice, done = self.choice(store), {run.key for run in self.runs}
         if choice is None:
             return []
-        near = self._runs_of(search.neighbours(choice.hyper, self._grid))
-        fresh = [run for run in near if run.key not in done][: self._refine]
+        near = [p for p in search.neighbours(choice.hyper, self._grid) if methods.fits(p, self._steps)]
+        fresh = [run for run in self._runs_of(near) if run.key not in done][: self._refine]
         self.runs, self._refine = self.runs + fresh, self._refine - len(fresh)
         return fresh
 
@@ -199,9 +200,13 @@ class Search:
         return [_run(case, point, search.SEED) for point in points]
 
 
+def _steps_per_epoch(case, options):
+    return tasks.load(case.task, options.data).size // case.batch_size
+
+
 def _grid(case, options):
-    steps = tasks.load(case.task, options.data).size // case.batch_size
-    return methods.grid(case.method, tasks.get(case.task), steps, **case.space)
+    steps = _steps_per_epoch(case, options)
+    return methods.grid(case.method, tasks.get(case.task), steps, case.epochs, **case.space)
 
 
 def _runs(case, chosen, configuration, options):
