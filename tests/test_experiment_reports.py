@@ -8,7 +8,7 @@ from dp2_keras.experiments import configuration as configurations
 from dp2_keras.experiments import methods, report, summary, tasks
 from dp2_keras.experiments.progress import Progress, duration
 
-TABLES = ["ablations", "main", "practical"]
+TABLES = ["ablations", "main", "practical", "recipe"]
 
 
 # Configurations.
@@ -40,6 +40,12 @@ def test_the_papers_figures_are_as_printed():
     )
     assert cases["movielens", "DPSGD"].hyper == {"learning_rate": 0.1, "l2_norm_clip": 1}
     assert cases["imdb", "DPAdam"].hyper is None
+
+
+def test_one_name_varies_at_a_time():
+    cases = configurations.load("recipe", quick=True).cases
+    assert [case.varied for case in cases] == [{"weight_noise": 0.5}, {"shrinkage": 0.0}]
+    assert all(case.varied == {} for case in configurations.load("main").cases)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +107,13 @@ def test_the_report_has_the_numbers_beside_the_papers():
     for words in ("3.0305", "0.900 ± 0.010", "0.856 ± 0.002", "0.687 ± 0.018", "39,000", "learning_rate 5"):
         assert words in line
     assert "60, 2 without a result; **edge**: learning_rate" in line
-    for words in ("*majority class*", "does not cover a search", "at most 60 runs", "keras 3"):
+    for words in ("*majority class*", "does not cover a search", "at most 60 runs", "seeds: 5.", "keras 3"):
         assert words in " ".join(text.split())
+
+
+def test_the_report_says_how_many_seeds_each_setting_has():
+    assert "seeds: 3 or 5." in rendered(result(), result(seeds=3), result(seeds=0))
+    assert "seeds: none." in rendered(result(seeds=0))
 
 
 SPREAD = {"mean": 0.8, "deviation": 0.01}

@@ -14,7 +14,7 @@ settings           a list of
         hyper          hyper-parameters by name; null where the paper prints none and we have none: search
         source         "paper" or "ours": who chose them
         paper          [mean, deviation] that the paper prints, or null
-        vary           {name: values}: one result for each value
+        vary           {name: values}: one result for each value, one name at a time
         space          {name: values} in place of the registry's grid
 quick              keys that take the place of those above: minutes, on data that needs no file
 """
@@ -83,7 +83,7 @@ def names(kind: str | None = None) -> list[str]:
 
     Example:
     >>> names("table")
-    ['ablations', 'main', 'practical']
+    ['ablations', 'main', 'practical', 'recipe']
     """
     files = importlib.resources.files("dp2_keras.experiments").joinpath("configurations").iterdir()
     found = sorted(file.name[: -len(".json")] for file in files if file.name.endswith(".json"))
@@ -177,10 +177,7 @@ def _of_method(setting, noise, method, spec):
 
 
 def _varied(vary):
-    if not vary:
-        return [{}]
-    ((name, values),) = vary.items()
-    return [{name: value} for value in values]
+    return [{name: value} for name, values in vary.items() for value in values] or [{}]
 
 
 def _as_list(value):

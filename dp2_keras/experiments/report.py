@@ -75,12 +75,11 @@ def _section(summary):
 
 
 def _effort(summary):
-    seeds = f"{summary['seeds']} seeds" if summary["seeds"] > 1 else "One seed"
     if not summary["search"]:
-        return f"{seeds}; hyper-parameters as stated, without a search of ours."
+        return "Hyper-parameters as stated, without a search of ours."
     return (
-        f"{seeds} of the winner of a random search, selected on the training metric, with another "
-        f"seed: at most {summary['search']} runs for each method."
+        "The winner of a random search, selected on the training metric, with another seed: "
+        f"at most {summary['search']} runs for each method."
     )
 
 
@@ -88,9 +87,15 @@ def _conditions(setting):
     return (
         f"{setting['task_title']}: {setting['train_size']:,} training and {setting['test_size']:,} test "
         f"examples, "
-        f"batches of {setting['batch_size']:,}, {setting['epochs']} epochs, delta = {setting['delta']:g}. "
+        f"batches of {setting['batch_size']:,}, {setting['epochs']} epochs, delta = {setting['delta']:g}, "
+        f"{_seeds(setting)}. "
         f"{setting['metric']}, {'higher' if setting['higher_is_better'] else 'lower'} is better."
     )
+
+
+def _seeds(setting):
+    counts = sorted({result["seeds"] for result in setting["results"] if result["seeds"]})
+    return f"seeds: {' or '.join(map(str, counts)) or 'none'}"
 
 
 def _table(setting):
