@@ -118,11 +118,12 @@ def _movielens(centre):
     return load
 
 
-def _stackoverflow(features):
+def _stackoverflow(features, times):
     def load(directory):
         if directory is None:
             _checks.fail("the directory of a prepared stackoverflow.npz (see BUILD.md)", data=directory)
-        return Data(*data.stackoverflow(os.path.join(directory, "stackoverflow.npz"), features=features))
+        parts = data.stackoverflow(os.path.join(directory, "stackoverflow.npz"), features=features)
+        return Data(*[(times * x, y) for x, y in parts])
 
     return load
 
@@ -184,9 +185,9 @@ def _reviews(title, features):
     return Task(title, _imdb(features), _linear(1), problems.Binary(), 64, 100, 1.0, 1e-5)
 
 
-def _tags(title, features):
-    delays = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
-    return Task(title, _stackoverflow(features), _linear(500), problems.Classes(), 64, 50, 1.0, 1e-6, delays)
+def _tags(title, features, times=1):
+    load, delays = _stackoverflow(features, times), (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
+    return Task(title, load, _linear(500), problems.Classes(), 64, 50, 1.0, 1e-6, delays)
 
 
 _RATINGS = dict(problem=problems.Ratings(), epochs=50, noise_multiplier=0.5, delta=1e-6)
@@ -204,7 +205,7 @@ TASKS = {
     "imdb-tfidf": _reviews("IMDB, tf-idf (weights fitted on the training reviews)", "tfidf"),
     "stackoverflow-subset": _tags("Stack Overflow, a prepared subset, words present", "binary"),
     "stackoverflow-subset-frequencies": _tags(
-        "Stack Overflow, a prepared subset, frequencies", "frequencies"
+        "Stack Overflow, a prepared subset, frequencies times 20", "frequencies", times=20
     ),
     "movielens": Task(
         "MovieLens-100k, the paper's factors",
