@@ -120,3 +120,11 @@ def test_trivial_predictors_of_ratings():
     assert found["mean rating"] == {"train": 4.0, "test": 4.0}
     # One rating each, shrunk by 5: a user deviates by 2 / 6 from the item's mean, 3.
     assert found["user and item means (not private)"]["test"] == pytest.approx((2 - 2 / 6) ** 2)
+
+
+def test_frequencies_are_taken_times_20(monkeypatch):
+    parts = [(np.full((2, 4), 0.25, np.float32), np.array([0, 1]))] * 2
+    monkeypatch.setattr(tasks.data, "stackoverflow", lambda path, features: parts)
+    x, y = tasks.get("stackoverflow-subset-frequencies").load("anywhere").train
+    np.testing.assert_array_equal(x.sum(axis=1), 20.0)
+    np.testing.assert_array_equal(y, [0, 1])

@@ -43,8 +43,8 @@ from dp2_keras.shrinkage import shrunk
 class DP2NoiseFloor(Piloted, EveryStep):
     """DP² with a scale and weights relative to the noise, nu = sigma C / B in a step. Needs no setting.
 
-    But weights have about the size of their noise, so that inputs should not be short: rows with a norm of
-    3 to 10 do well. Multiply shorter ones, such as frequencies, by a constant (`docs/recipes.md`).
+    Weights do not grow far beyond their noise, so that short inputs leave the outputs small: rows should have
+    a norm of 3 or more. Multiply shorter ones, such as frequencies, by a constant (`docs/recipes.md`).
 
     Args:
         learning_rate: float or `LearningRateSchedule`, that of DP-SGD. Defaults to "auto": each `fit` takes
