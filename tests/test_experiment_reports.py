@@ -84,6 +84,7 @@ def result(**changes):
     fields = dict(method="DPSGD", varied={}, noise_multiplier=1.0, hyper={"learning_rate": 5}, source="paper")
     fields.update(search=None, paper=[0.687, 0.018], seeds=5, errors=[], epsilon=3.03051, steps=39000)
     fields.update(train={"mean": 0.9, "deviation": 0.01}, test={"mean": 0.8564, "deviation": 0.002}, curve=[])
+    fields.update(keys=["a", "b"], versions={"keras": "3"})
     return {**fields, **changes}
 
 
@@ -93,8 +94,7 @@ def report_of(*results):
     )
     setting.update(batch_size=64, train_size=25000, test_size=25000, delta=1e-5)
     setting.update(trivial={"majority class": {"train": 0.5, "test": 0.5}}, results=list(results))
-    whole = dict(name="main", title="Main", source="Table 2", plot=None, search=60, seeds=5)
-    return [{**whole, "versions": {"keras": "3"}, "settings": [setting]}]
+    return [dict(name="main", title="Main", source="Table 2", plot=None, settings=[setting])]
 
 
 def rendered(*results):
@@ -114,6 +114,31 @@ def test_the_report_has_the_numbers_beside_the_papers():
 def test_the_report_says_how_many_seeds_each_setting_has():
     assert "seeds: 3 or 5." in rendered(result(), result(seeds=3), result(seeds=0))
     assert "seeds: none." in rendered(result(seeds=0))
+
+
+def test_the_report_names_all_versions_that_ran():
+    text = rendered(result(), result(versions={"keras": "4", "numpy": "2"}), result(seeds=0, versions={}))
+    assert "Versions: keras 3 or 4, numpy 2." in text
+
+
+def test_a_table_keeps_what_a_call_is_not_about():
+    (earlier,) = report_of(result(), result(method="DPAdam"), result(method="DPAdam", noise_multiplier=2.0))
+    other = {**earlier["settings"][0], "label": "other"}
+    (new,) = report_of(result(method="DPAdam", seeds=3))
+    earlier["settings"].append(other)
+    found = summary.joined(new, earlier, ["other", "IMDB"])
+    assert found["settings"][0] == other
+    kept = [(r["method"], r["noise_multiplier"], r["seeds"]) for r in found["settings"][1]["results"]]
+    assert kept == [("DPSGD", 1.0, 5), ("DPAdam", 1.0, 3), ("DPAdam", 2.0, 5)]
+    assert summary.joined(new, None, ["other", "IMDB"]) == new
+
+
+def test_a_table_does_not_mix_what_was_run_otherwise_nor_keep_what_is_no_part_of_it():
+    (earlier,), (new,) = report_of(result()), report_of(result(method="DPAdam"))
+    earlier["settings"][0]["epochs"] = 1
+    assert summary.joined(new, earlier, ["IMDB"]) == new
+    earlier["settings"][0]["label"] = "Synthetic reviews"
+    assert summary.joined(new, earlier, ["IMDB"]) == new
 
 
 SPREAD = {"mean": 0.8, "deviation": 0.01}
@@ -141,9 +166,11 @@ def test_a_caption_says_what_was_not_tuned():
 
     tuned = result(search={"runs": 60, "failed": 0, "edges": []})
     summary = report_of(tuned, result(method="DP2NoiseFloorRecipe", search=None))[0]
-    assert plots._caption({**summary, "search": 60}).endswith(", but DP2NoiseFloorRecipe as stated")
-    assert plots._caption({**summary, "search": 0}).endswith("; stated hyper-parameters")
-    assert "but" not in plots._caption({**report_of(tuned)[0], "search": 60})
+    assert plots._caption(summary).endswith(
+        "at most 60 runs on train (seed 1000), but DP2NoiseFloorRecipe as stated"
+    )
+    assert plots._caption(report_of(result())[0]) == "mean ± deviation of 5 seeds; stated hyper-parameters"
+    assert "but" not in plots._caption(report_of(tuned)[0])
 
 
 def test_the_report_says_what_is_missing():

@@ -39,7 +39,7 @@ def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((tmp_path / "main.json").read_text())
     (result,) = found["settings"][0]["results"]
-    assert result["seeds"] == 2 and result["search"]["runs"] == 5 and found["versions"]["dp2_keras"]
+    assert result["seeds"] == 2 and result["search"]["runs"] == 5 and result["versions"]["dp2_keras"]
     assert f"{result['epsilon']:.4f} | {result['train']['mean']:.3f} ± " in text
     lines = (tmp_path / "main.csv").read_text().splitlines()
     assert lines[0].startswith("key,task,method,seed") and len(lines) == 1 + 2
@@ -49,6 +49,15 @@ def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
     assert result["hyper"] == max(searched, key=lambda row: row["curve"][-1]["train"])["hyper"]
     assert rows.count("\n") == 5 + 2 and command(tmp_path, *options) == 0
     assert (tmp_path / "runs.jsonl").read_text() == rows and "runs" not in capsys.readouterr().err
+
+
+def test_calls_for_one_method_each_make_one_table(tmp_path):
+    for method in ("DPSGD", "DPRMSprop"):
+        assert command(tmp_path, *f"--table main --seeds 1 --epochs 1 --methods {method}".split()) == 0
+    found = json.loads((tmp_path / "main.json").read_text())
+    assert [result["method"] for result in found["settings"][0]["results"]] == ["DPSGD", "DPRMSprop"]
+    assert len((tmp_path / "main.csv").read_text().splitlines()) == 1 + 2
+    assert "| DPSGD | " in (tmp_path / "report.md").read_text()
 
 
 def test_a_search_by_halving_runs_the_best_to_the_end(tmp_path):

@@ -66,10 +66,11 @@ class Configuration:
     seeds: int
     evaluations: int
     probes: tuple[str, ...]
+    labels: tuple[str, ...]
     cases: tuple[Case, ...]
 
     def only(self, task_names: list[str] | None = None, method_names: list[str] | None = None):
-        """The part of it that concerns some tasks and methods."""
+        """The part of its cases that concerns some tasks and methods."""
         kept = [
             case
             for case in self.cases
@@ -132,6 +133,7 @@ def parse(name: str, document: dict[str, Any], quick: bool = False) -> Configura
         name=name,
         **{key: document[key] for key in ("title", "source", "kind", "plot", "seeds", "evaluations")},
         probes=tuple(document["probes"]),
+        labels=tuple(setting["label"] for setting in settings),
         cases=tuple(case for setting in settings for case in _cases(setting, settings)),
     )
 

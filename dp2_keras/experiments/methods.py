@@ -118,9 +118,9 @@ def grid(
     space = {**get(method).space, **wider}
     least = 2 if method.endswith("ExtraQuery") else 1
     if space.get("delay") == _TASKS_DELAYS:
-        delays = [max(least, round(delay * steps_per_epoch)) for delay in task.delays]
-        space["delay"] = [delay for delay in delays if fits({"delay": delay}, epochs * steps_per_epoch)]
-    return {name: sorted(set(values)) for name, values in space.items()}
+        space["delay"] = [max(least, round(delay * steps_per_epoch)) for delay in task.delays]
+    steps = epochs * steps_per_epoch
+    return {name: sorted({v for v in values if fits({name: v}, steps)}) for name, values in space.items()}
 
 
 def fits(hyper: Mapping[str, Any], steps: int) -> bool:

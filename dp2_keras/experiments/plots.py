@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dp2_keras.experiments.search import SEED
+from dp2_keras.experiments.summary import most_runs, seeds
 
 _PANEL, _COLUMNS = (5.4, 4.2), 3
 
@@ -72,16 +73,17 @@ def _grouped(summary):
 
 def _caption(summary):
     what = "expectations over" if summary["plot"] == "staleness" else "mean ± deviation of"
-    seeds = f"{what} {summary['seeds']} seeds" if summary["seeds"] > 1 else "one seed"
-    return f"{seeds}; {_tuning(summary)}"
+    count = seeds(summary["settings"])
+    return f"{'one seed' if count == '1' else f'{what} {count} seeds'}; {_tuning(summary)}"
 
 
 def _tuning(summary):
-    if not summary["search"]:
+    most = most_runs(summary["settings"])
+    if not most:
         return "stated hyper-parameters"
     results = [result for setting in summary["settings"] for result in _done(setting)]
     stated = sorted({result["method"] for result in results if result["search"] is None})
-    words = f"best of at most {summary['search']} runs on train (seed {SEED})"
+    words = f"best of at most {most} runs on train (seed {SEED})"
     return f"{words}, but {', '.join(stated)} as stated" if stated else words
 
 

@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 from dp2_keras.experiments import configuration as configurations
+from dp2_keras.experiments import summary as summaries
 
 _HEAD = """# Experiments of arXiv:2212.00309, run with dp2_keras
 
@@ -24,31 +25,35 @@ first or last of its grid.
 """
 
 
-def write(summary: dict[str, Any], configuration, out: str) -> None:
+def write(summary: dict[str, Any], out: str) -> None:
     """Writes a summary, its figure, and the report anew.
 
     Args:
         summary: of `summary.summarize`.
-        configuration: that it is of.
         out: the directory.
     """
-    _replace(os.path.join(out, f"{configuration.name}.json"), json.dumps(summary, indent=1, allow_nan=False))
+    path = os.path.join(out, summary["name"])
+    _replace(f"{path}.json", json.dumps(summary, indent=1, allow_nan=False))
     if summary["plot"]:
         from dp2_keras.experiments import plots
 
-        plots.draw(summary, os.path.join(out, f"{configuration.name}.png"))
+        plots.draw(summary, f"{path}.png")
     _replace(os.path.join(out, "report.md"), render(_found(out)))
+
+
+def read(out: str, name: str) -> dict[str, Any] | None:
+    """The summary of that name in a directory, if there is one."""
+    path = os.path.join(out, f"{name}.json")
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 def _found(out):
     """All summaries in a directory, in the order of their names, tables first."""
     names = sorted(configurations.names(), key=lambda name: (name not in configurations.names("table"), name))
-    paths = [os.path.join(out, f"{name}.json") for name in names]
-    summaries = []
-    for path in filter(os.path.exists, paths):
-        with open(path, encoding="utf-8") as file:
-            summaries.append(json.load(file))
-    return summaries
+    return [found for found in (read(out, name) for name in names) if found]
 
 
 def _replace(path, text):
@@ -57,9 +62,9 @@ def _replace(path, text):
     os.replace(path + ".part", path)
 
 
-def render(summaries: list[dict[str, Any]]) -> str:
+def render(found: list[dict[str, Any]]) -> str:
     """The report of some summaries, as Markdown."""
-    return "\n".join([_HEAD, *(line for summary in summaries for line in _section(summary))]) + "\n"
+    return "\n".join([_HEAD, *(line for summary in found for line in _section(summary))]) + "\n"
 
 
 def _section(summary):
@@ -71,16 +76,26 @@ def _section(summary):
         yield from _table(setting)
         yield from _errors(setting)
         yield ""
-    yield f"Versions: {', '.join(f'{name} {number}' for name, number in summary['versions'].items())}.\n"
+    yield f"Versions: {_versions(summary)}.\n"
 
 
 def _effort(summary):
-    if not summary["search"]:
+    most = summaries.most_runs(summary["settings"])
+    if not most:
         return "Hyper-parameters as stated, without a search of ours."
     return (
         "The winner of a random search, selected on the training metric, with another seed: "
-        f"at most {summary['search']} runs for each method."
+        f"at most {most} runs for each method."
     )
+
+
+def _versions(summary):
+    """Of all results: runs may be of several days."""
+    numbers = {}
+    for result in summaries.results(summary["settings"]):
+        for name, number in result.get("versions", {}).items():
+            numbers.setdefault(name, {})[number] = None
+    return ", ".join(f"{name} {' or '.join(found)}" for name, found in numbers.items())
 
 
 def _conditions(setting):
@@ -88,14 +103,9 @@ def _conditions(setting):
         f"{setting['task_title']}: {setting['train_size']:,} training and {setting['test_size']:,} test "
         f"examples, "
         f"batches of {setting['batch_size']:,}, {setting['epochs']} epochs, delta = {setting['delta']:g}, "
-        f"{_seeds(setting)}. "
+        f"seeds: {summaries.seeds([setting]) or 'none'}. "
         f"{setting['metric']}, {'higher' if setting['higher_is_better'] else 'lower'} is better."
     )
-
-
-def _seeds(setting):
-    counts = sorted({result["seeds"] for result in setting["results"] if result["seeds"]})
-    return f"seeds: {' or '.join(map(str, counts)) or 'none'}"
 
 
 def _table(setting):

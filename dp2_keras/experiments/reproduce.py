@@ -4,7 +4,7 @@
           -> <out>/<name>.{json,csv,png} and <out>/report.md
 
 All rows are in `<out>/runs.jsonl`, whichever table they were made for, so that figures share runs and
-nothing is run twice.
+nothing is run twice. Results of other tasks and methods that the table has already stay in it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def reproduce(configuration: Configuration, options: Options) -> dict[str, Any]:
         ]
         _execute([run for _, _, runs in planned for run in runs], store, options)
         found = summary.summarize(configuration, planned, store, options)
-    report.write(found, configuration, options.out)
+        found = summary.joined(found, report.read(options.out, configuration.name), configuration.labels)
+        summary.write_csv(found, store, os.path.join(options.out, f"{configuration.name}.csv"))
+    report.write(found, options.out)
     return found
 
 

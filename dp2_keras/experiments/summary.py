@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -34,23 +33,67 @@ def summarize(configuration, planned: Sequence[tuple], store: Store, options) ->
         Plain data: see the keys below.
     """
     labels = dict.fromkeys(case.label for case, _, _ in planned)
-    rows = [row for _, _, runs in planned for row in store.of([run.key for run in runs])]
-    write_csv(rows, os.path.join(options.out, f"{configuration.name}.csv"))
     return plain(
         {
             "name": configuration.name,
             "title": configuration.title,
             "source": configuration.source,
             "plot": configuration.plot,
-            "search": options.search and options.search + options.refine,
-            "seeds": options.seeds or configuration.seeds,
-            "versions": rows[0]["versions"] if rows else {},
-            "settings": [_setting(label, configuration, planned, store, options) for label in labels],
+            "settings": [_setting(label, planned, store, options) for label in labels],
         }
     )
 
 
-def _setting(label, configuration, planned, store, options):
+def joined(summary: dict[str, Any], earlier: dict[str, Any] | None, labels: Sequence[str]) -> dict[str, Any]:
+    """A summary, with what an earlier one has besides.
+
+    Of the earlier one stay other settings, and in the same setting, under the same conditions, other methods,
+    noises and values.
+
+    Args:
+        summary: of `summarize`.
+        earlier: of the same table or figure, or None.
+        labels: all its settings. Others do not stay.
+    """
+    settings = {setting["label"]: setting for setting in (earlier or {"settings": []})["settings"]}
+    for setting in summary["settings"]:
+        settings[setting["label"]] = _with_others(setting, settings.get(setting["label"]))
+    return {**summary, "settings": [settings[label] for label in labels if label in settings]}
+
+
+def _with_others(setting, earlier):
+    if earlier is None or {**earlier, "results": []} != {**setting, "results": []}:
+        return setting
+    rows = {_row(result): result for result in earlier["results"] + setting["results"]}
+    return {**setting, "results": list(rows.values())}
+
+
+def _row(result):
+    return result["method"], result["noise_multiplier"], *sorted(result["varied"].items())
+
+
+def results(settings: Sequence[dict]) -> list[dict[str, Any]]:
+    """Of all settings."""
+    return [result for setting in settings for result in setting["results"]]
+
+
+def seeds(settings: Sequence[dict]) -> str:
+    """How many there are, in words; empty if nothing has run.
+
+    Example:
+    >>> seeds([{"results": [{"seeds": 5}, {"seeds": 3}, {"seeds": 5}, {"seeds": 0}]}])
+    '3 or 5'
+    """
+    counts = sorted({result["seeds"] for result in results(settings)} - {0})
+    return " or ".join(map(str, counts))
+
+
+def most_runs(settings: Sequence[dict]) -> int:
+    """Of a search for one result; 0 without a search."""
+    return max((r["search"]["runs"] for r in results(settings) if r["search"]), default=0)
+
+
+def _setting(label, planned, store, options):
     own = [entry for entry in planned if entry[0].label == label]
     case, task = own[0][0], tasks.get(own[0][0].task)
     data = tasks.load(case.task, options.data)
@@ -83,6 +126,7 @@ def _result(case, choice, runs, store):
         if choice is None
         else {name: getattr(choice, name) for name in ("runs", "dropped", "failed", "edges")},
         "paper": case.paper,
+        "keys": [row["key"] for row in rows],
         "seeds": len(rows),
         "errors": sorted(set(failed)),
         **(_figures(rows) if rows else {}),
@@ -91,6 +135,7 @@ def _result(case, choice, runs, store):
 
 def _figures(rows):
     return {
+        "versions": rows[0]["versions"],
         "epsilon": rows[0]["epsilon"],
         "steps": rows[0]["steps"],
         "seconds": statistics.mean(row["seconds"] for row in rows),
@@ -136,8 +181,9 @@ def _floats(table):
     return {name: {split: float(value) for split, value in row.items()} for name, row in table.items()}
 
 
-def write_csv(rows: Sequence[dict], path: str) -> None:
+def write_csv(summary: dict[str, Any], store: Store, path: str) -> None:
     """One line per evaluation of each run; hyper-parameters are columns."""
+    rows = store.of([key for result in results(summary["settings"]) for key in result["keys"]])
     hyper = sorted({name for row in rows for name in row["hyper"]})
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*_COLUMNS, *hyper], extrasaction="ignore")
