@@ -186,7 +186,7 @@ def write_csv(summary: dict[str, Any], store: Store, path: str) -> None:
     rows = store.of([key for result in results(summary["settings"]) for key in result["keys"]])
     hyper = sorted({name for row in rows for name in row["hyper"]})
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*_COLUMNS, *hyper], extrasaction="ignore")
+        writer = csv.DictWriter(file, [*_COLUMNS, *hyper], extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         for row in rows:
             for point in row["curve"]:
