@@ -74,7 +74,7 @@ def _grouped(summary):
 def _caption(summary):
     what = "expectations over" if summary["plot"] == "staleness" else "mean ± deviation of"
     count = seeds(summary["settings"])
-    return f"{'one seed' if count == '1' else f'{what} {count} seeds'}; {_tuning(summary)}"
+    return f"{'one seed' if count == '1' else f'{what} {count or 'no'} seeds'}; {_tuning(summary)}"
 
 
 def _tuning(summary):
