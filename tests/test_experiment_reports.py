@@ -84,7 +84,7 @@ def result(**changes):
     fields = dict(method="DPSGD", varied={}, noise_multiplier=1.0, hyper={"learning_rate": 5}, source="paper")
     fields.update(search=None, paper=[0.687, 0.018], seeds=5, errors=[], epsilon=3.03051, steps=39000)
     fields.update(train={"mean": 0.9, "deviation": 0.01}, test={"mean": 0.8564, "deviation": 0.002}, curve=[])
-    fields.update(keys=["a", "b"], versions={"keras": "3"})
+    fields.update(keys=["a", "b"], versions=[{"keras": "3"}])
     return {**fields, **changes}
 
 
@@ -117,28 +117,59 @@ def test_the_report_says_how_many_seeds_each_setting_has():
 
 
 def test_the_report_names_all_versions_that_ran():
-    text = rendered(result(), result(versions={"keras": "4", "numpy": "2"}), result(seeds=0, versions={}))
-    assert "Versions: keras 3 or 4, numpy 2." in text
+    text = rendered(
+        result(),
+        result(versions=[{"keras": "4"}, {"keras": "5", "numpy": "2"}]),
+        result(seeds=0, versions=[]),
+    )
+    assert "Versions: keras 3 or 4 or 5, numpy 2." in text
+
+
+METHODS = {"other": ("DPSGD",), "IMDB": ("DPSGD", "DPAdam", "DP2RMSprop")}
+
+
+def joined(new, earlier):
+    return summary.joined(*report_of(*new), *report_of(*earlier), METHODS)["settings"][0]["results"]
 
 
 def test_a_table_keeps_what_a_call_is_not_about():
-    (earlier,) = report_of(result(), result(method="DPAdam"), result(method="DPAdam", noise_multiplier=2.0))
-    other = {**earlier["settings"][0], "label": "other"}
-    (new,) = report_of(result(method="DPAdam", seeds=3))
-    earlier["settings"].append(other)
-    found = summary.joined(new, earlier, ["other", "IMDB"])
-    assert found["settings"][0] == other
-    kept = [(r["method"], r["noise_multiplier"], r["seeds"]) for r in found["settings"][1]["results"]]
-    assert kept == [("DPSGD", 1.0, 5), ("DPAdam", 1.0, 3), ("DPAdam", 2.0, 5)]
-    assert summary.joined(new, None, ["other", "IMDB"]) == new
+    delays = [result(method="DP2RMSprop", varied={"delay": s}) for s in (5, 20)]
+    noises = [result(method="DPAdam", noise_multiplier=sigma) for sigma in (1.0, 2.0)]
+    new = [result(method="DPAdam", seeds=3), result(method="DP2RMSprop", varied={"delay": 5}, seeds=3)]
+    found = [
+        (r["method"], r["noise_multiplier"], r["varied"], r["seeds"]) for r in joined(new, delays + noises)
+    ]
+    assert found == [
+        ("DPAdam", 1.0, {}, 3),
+        ("DPAdam", 2.0, {}, 5),
+        ("DP2RMSprop", 1.0, {"delay": 5}, 3),
+        ("DP2RMSprop", 1.0, {"delay": 20}, 5),
+    ]
 
 
-def test_a_table_does_not_mix_what_was_run_otherwise_nor_keep_what_is_no_part_of_it():
+def test_a_table_keeps_its_other_settings_in_the_order_of_the_configuration():
     (earlier,), (new,) = report_of(result()), report_of(result(method="DPAdam"))
-    earlier["settings"][0]["epochs"] = 1
-    assert summary.joined(new, earlier, ["IMDB"]) == new
-    earlier["settings"][0]["label"] = "Synthetic reviews"
-    assert summary.joined(new, earlier, ["IMDB"]) == new
+    other = {**earlier["settings"][0], "label": "other"}
+    found = summary.joined(new, {**earlier, "settings": [*earlier["settings"], other]}, METHODS)
+    assert found["settings"] == [other, *report_of(result(), result(method="DPAdam"))[0]["settings"]]
+    assert summary.joined(new, None, METHODS) == new
+
+
+def test_a_call_without_a_search_does_not_undo_one():
+    searched, without = result(search={"runs": 60}), result(hyper=None, seeds=0)
+    assert joined([without], [searched]) == [searched] and joined([searched], [without]) == [searched]
+    assert joined([without], []) == [without]
+
+
+@pytest.mark.parametrize("change", [{"epochs": 1}, {"batch_size": 1}, {"label": "Synthetic reviews"}])
+def test_a_table_does_not_mix_what_was_run_otherwise(change):
+    (earlier,), (new,) = report_of(result()), report_of(result(method="DPAdam"))
+    earlier["settings"][0].update(change)
+    assert summary.joined(new, earlier, METHODS) == new
+
+
+def test_a_table_forgets_a_method_that_is_no_part_of_it():
+    assert joined([result()], [result(method="DPYogi")]) == [result()]
 
 
 SPREAD = {"mean": 0.8, "deviation": 0.01}
@@ -157,7 +188,9 @@ def test_every_figure_can_be_drawn(plot, tmp_path):
         [] if plot == "staleness" else [result(**shared), result(method="RMSprop", epsilon="inf", **shared)]
     )
     failed = result(method="DPAdam", seeds=0, errors=["no"])
-    plots.draw({**report_of(*varied, *across, failed)[0], "plot": plot}, str(tmp_path / "figure.png"))
+    summaries = *report_of(*varied, *across, failed), *report_of(failed)
+    settings = [setting for one in summaries for setting in one["settings"]]
+    plots.draw({**summaries[0], "plot": plot, "settings": settings}, str(tmp_path / "figure.png"))
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

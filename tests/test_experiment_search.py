@@ -69,6 +69,10 @@ def test_delays_end_within_a_run():
     assert delays(25) == delays(20) == [4, 20, 40, 120, 400]
 
 
+def test_delays_of_a_configuration_end_within_a_run_too():
+    assert methods.grid("DP2RMSprop", tasks.get("imdb"), 12, 1, delay=[5, 50])["delay"] == [5]
+
+
 def test_neighbours_differ_in_one_value_and_go_past_the_ends():
     grid = {"rate": [0.1, 0.3, 1], "delay": [1, 4], "power": [0.5, 1]}
     points = search.neighbours({"rate": 1, "delay": 1, "power": 1}, grid)

@@ -39,7 +39,7 @@ def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((tmp_path / "main.json").read_text())
     (result,) = found["settings"][0]["results"]
-    assert result["seeds"] == 2 and result["search"]["runs"] == 5 and result["versions"]["dp2_keras"]
+    assert result["seeds"] == 2 and result["search"]["runs"] == 5 and result["versions"][0]["dp2_keras"]
     assert f"{result['epsilon']:.4f} | {result['train']['mean']:.3f} ± " in text
     lines = (tmp_path / "main.csv").read_text().splitlines()
     assert lines[0].startswith("key,task,method,seed") and len(lines) == 1 + 2

@@ -56,7 +56,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """What a file says, checked; see the top of this file."""
+    """What a file says, checked; see the top of this file. `methods` are by label, also without `cases`."""
 
     name: str
     title: str
@@ -66,7 +66,7 @@ class Configuration:
     seeds: int
     evaluations: int
     probes: tuple[str, ...]
-    labels: tuple[str, ...]
+    methods: dict[str, tuple[str, ...]]
     cases: tuple[Case, ...]
 
     def only(self, task_names: list[str] | None = None, method_names: list[str] | None = None):
@@ -133,7 +133,7 @@ def parse(name: str, document: dict[str, Any], quick: bool = False) -> Configura
         name=name,
         **{key: document[key] for key in ("title", "source", "kind", "plot", "seeds", "evaluations")},
         probes=tuple(document["probes"]),
-        labels=tuple(setting["label"] for setting in settings),
+        methods={setting["label"]: tuple(setting["methods"]) for setting in settings},
         cases=tuple(case for setting in settings for case in _cases(setting, settings)),
     )
 

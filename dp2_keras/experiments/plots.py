@@ -26,13 +26,14 @@ def draw(summary: dict[str, Any], path: str) -> None:
     """Draws the figure of a summary.
 
     Args:
-        summary: of `summary.summarize`, with a `plot`.
+        summary: of `summary.joined`, with a `plot`.
         path: where the image goes.
     """
     settings, panel, colours = _grouped(summary), PLOTS[summary["plot"]], _colours(summary)
     figure, all_axes = _panels(len(settings))
     for axes, setting in zip(all_axes, settings):
-        panel(axes, {**setting, "colours": colours})
+        if _done(setting):
+            panel(axes, {**setting, "colours": colours})
         axes.set_title(_title(setting), fontsize=9)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
@@ -73,8 +74,8 @@ def _grouped(summary):
 
 def _caption(summary):
     what = "expectations over" if summary["plot"] == "staleness" else "mean ± deviation of"
-    count = seeds(summary["settings"])
-    return f"{'one seed' if count == '1' else f'{what} {count or 'no'} seeds'}; {_tuning(summary)}"
+    count = seeds(summary["settings"]) or "no"
+    return f"{'one seed' if count == '1' else f'{what} {count} seeds'}; {_tuning(summary)}"
 
 
 def _tuning(summary):
@@ -82,7 +83,8 @@ def _tuning(summary):
     if not most:
         return "stated hyper-parameters"
     results = [result for setting in summary["settings"] for result in _done(setting)]
-    stated = sorted({result["method"] for result in results if result["search"] is None})
+    searched = {result["method"] for result in results if result["search"]}
+    stated = sorted({result["method"] for result in results} - searched)
     words = f"best of at most {most} runs on train (seed {SEED})"
     return f"{words}, but {', '.join(stated)} as stated" if stated else words
 

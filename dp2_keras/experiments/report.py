@@ -29,7 +29,7 @@ def write(summary: dict[str, Any], out: str) -> None:
     """Writes a summary, its figure, and the report anew.
 
     Args:
-        summary: of `summary.summarize`.
+        summary: of `summary.joined`.
         out: the directory.
     """
     path = os.path.join(out, summary["name"])
@@ -85,7 +85,7 @@ def _effort(summary):
         return "Hyper-parameters as stated, without a search of ours."
     return (
         "The winner of a random search, selected on the training metric, with another seed: "
-        f"at most {most} runs for each method."
+        f"at most {most} runs for each method. 0 runs: as stated."
     )
 
 
@@ -93,9 +93,9 @@ def _versions(summary):
     """Of all results: runs may be of several days."""
     numbers = {}
     for result in summaries.results(summary["settings"]):
-        for name, number in result.get("versions", {}).items():
+        for name, number in (pair for found in result.get("versions", []) for pair in found.items()):
             numbers.setdefault(name, {})[number] = None
-    return ", ".join(f"{name} {' or '.join(found)}" for name, found in numbers.items())
+    return ", ".join(f"{name} {' or '.join(found)}" for name, found in numbers.items()) or "none"
 
 
 def _conditions(setting):

@@ -85,9 +85,9 @@ def reproduce(configuration: Configuration, options: Options) -> dict[str, Any]:
         ]
         _execute([run for _, _, runs in planned for run in runs], store, options)
         found = summary.summarize(configuration, planned, store, options)
-        found = summary.joined(found, report.read(options.out, configuration.name), configuration.labels)
+        found = summary.joined(found, report.read(options.out, configuration.name), configuration.methods)
         summary.write_csv(found, store, os.path.join(options.out, f"{configuration.name}.csv"))
-    report.write(found, options.out)
+        report.write(found, options.out)
     return found
 
 
@@ -95,7 +95,7 @@ def _check_plots(configuration):
     """Before hours of runs, not after."""
     if configuration.plot is not None:
         try:
-            import matplotlib  # noqa: F401
+            from dp2_keras.experiments import plots  # noqa: F401
         except ImportError as error:
             raise RuntimeError("Figures need matplotlib: pip install 'dp2-keras[plots]'.") from error
 

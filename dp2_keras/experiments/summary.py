@@ -18,6 +18,7 @@ from dp2_keras.experiments.store import Store, plain
 
 _COLUMNS = """key task method seed epochs batch_size noise_multiplier delta epsilon steps seconds epoch step
 train test train_loss test_loss""".split()
+_CONDITIONS = ("task", "epochs", "batch_size", "train_size", "test_size", "delta")
 
 
 def summarize(configuration, planned: Sequence[tuple], store: Store, options) -> dict[str, Any]:
@@ -44,32 +45,41 @@ def summarize(configuration, planned: Sequence[tuple], store: Store, options) ->
     )
 
 
-def joined(summary: dict[str, Any], earlier: dict[str, Any] | None, labels: Sequence[str]) -> dict[str, Any]:
-    """A summary, with what an earlier one has besides.
-
-    Of the earlier one stay other settings, and in the same setting, under the same conditions, other methods,
-    noises and values.
+def joined(
+    summary: dict[str, Any], earlier: dict[str, Any] | None, methods: dict[str, Sequence[str]]
+) -> dict[str, Any]:
+    """A summary, with what an earlier one has besides: other settings, and other results of the same ones.
 
     Args:
         summary: of `summarize`.
         earlier: of the same table or figure, or None.
-        labels: all its settings. Others do not stay.
+        methods: the names of all methods by the label of their setting, in order. Others do not stay.
     """
     settings = {setting["label"]: setting for setting in (earlier or {"settings": []})["settings"]}
     for setting in summary["settings"]:
         settings[setting["label"]] = _with_others(setting, settings.get(setting["label"]))
-    return {**summary, "settings": [settings[label] for label in labels if label in settings]}
+    kept = [_sorted(settings[label], names) for label, names in methods.items() if label in settings]
+    return {**summary, "settings": kept}
 
 
 def _with_others(setting, earlier):
-    if earlier is None or {**earlier, "results": []} != {**setting, "results": []}:
+    """The setting, and what there is of the earlier one if it was run alike."""
+    if earlier is None or any(setting[name] != earlier[name] for name in _CONDITIONS):
         return setting
-    rows = {_row(result): result for result in earlier["results"] + setting["results"]}
-    return {**setting, "results": list(rows.values())}
+    found = {_row(result): result for result in earlier["results"]}
+    for result in setting["results"]:
+        if result["hyper"] is not None or _row(result) not in found:  # A call without a search ends none.
+            found[_row(result)] = result
+    return {**setting, "results": list(found.values())}
 
 
 def _row(result):
     return result["method"], result["noise_multiplier"], *sorted(result["varied"].items())
+
+
+def _sorted(setting, methods):
+    known = [result for result in setting["results"] if result["method"] in methods]
+    return {**setting, "results": sorted(known, key=lambda result: methods.index(result["method"]))}
 
 
 def results(settings: Sequence[dict]) -> list[dict[str, Any]]:
@@ -135,7 +145,7 @@ def _result(case, choice, runs, store):
 
 def _figures(rows):
     return {
-        "versions": rows[0]["versions"],
+        "versions": _versions(rows),
         "epsilon": rows[0]["epsilon"],
         "steps": rows[0]["steps"],
         "seconds": statistics.mean(row["seconds"] for row in rows),
@@ -144,6 +154,11 @@ def _figures(rows):
         "probes": [row["probes_found"] for row in rows],
         "staleness": staleness([row["probes_found"].get("staleness") for row in rows]),
     }
+
+
+def _versions(rows):
+    """All that ran, each once."""
+    return [dict(found) for found in dict.fromkeys(tuple(row["versions"].items()) for row in rows)]
 
 
 def _point(points):
