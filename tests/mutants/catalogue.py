@@ -228,14 +228,14 @@ MUTANTS = [
         "noise.py",
         "secrets.token_bytes(16)",
         "bytes(range(16))",
-        "tests/test_noise.py tests/test_secrecy.py",
+        "tests/test_noise.py tests/test_fresh_keys.py",
     ),
     Mutant(
         "a copy of the optimizer repeats the noise of the original",
         "noise.py",
         "    def __deepcopy__(self, memo):\n        return type(self)(self.seed)\n",
         "    def __deepcopy__(self, memo):\n        return self\n",
-        "tests/test_secrecy.py tests/test_noise.py",
+        "tests/test_fresh_keys.py tests/test_noise.py",
     ),
     Mutant(
         "the key is in checkpoints",
