@@ -8,7 +8,7 @@ from dp2_keras.experiments import configuration as configurations
 from dp2_keras.experiments import methods, report, summary, tasks
 from dp2_keras.experiments.progress import Progress, duration
 
-TABLES = ["ablations", "main", "practical", "recipe"]
+TABLES = ["ablations", "main", "practical", "recipe", "small-batches"]
 
 
 # Configurations.
@@ -194,13 +194,42 @@ def test_every_figure_can_be_drawn(plot, tmp_path):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def panels(plot, *labels, **changes):
+    """The axes of settings of one task, one result each."""
+    from dp2_keras.experiments import plots
+
+    summary = report_of(result(curve=CURVE))[0]
+    settings = [{**summary["settings"][0], "label": label, **changes} for label in labels]
+    grouped = plots._grouped({**summary, "plot": plot, "settings": settings})
+    figure, all_axes = plots._panels(len(grouped))
+    for axes, panel in zip(all_axes, grouped):
+        plots.PLOTS[plot](axes, {**panel, "colours": {"DPSGD": "C0"}})
+        axes.set_title(plots._title(panel, plot))
+    return all_axes
+
+
+def test_settings_of_one_task_and_size_share_a_panel_and_differ_in_style():
+    (axes,) = panels("curves", "IMDB, batch 64", "IMDB, batch 64, other clip")
+    test_lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    assert [line.get_label() for line in test_lines] == ["DPSGD", "DPSGD, other clip"]
+    assert [line.get_linestyle() for line in test_lines] == ["-", "--"]
+    assert {line.get_color() for line in test_lines} == {"C0"}
+    assert "epsilon = 3.03, delta = 1e-05\nmajority class: 0.500" in axes.get_title()
+
+
+def test_a_figure_without_privacy_has_neither_epsilon_nor_delta():
+    (axes,) = panels("losses", "IMDB", results=[result(curve=CURVE, epsilon="inf")])
+    assert axes.get_title() == "IMDB\nn = 25,000, batch 64, 100 epochs"
+    assert axes.get_ylabel() == "training loss (nats per example)"
+
+
 def test_a_caption_says_what_was_not_tuned():
     from dp2_keras.experiments import plots
 
     tuned = result(search={"runs": 60, "failed": 0, "edges": []})
     summary = report_of(tuned, result(method="DP2NoiseFloorRecipe", search=None))[0]
     assert plots._caption(summary).endswith(
-        "at most 60 runs on train (seed 1000), but DP2NoiseFloorRecipe as stated"
+        "at most 60 runs on train (seed 1000), but DP2NoiseFloor (recipe) as stated"
     )
     assert plots._caption(report_of(result())[0]) == "mean ± deviation of 5 seeds; stated hyper-parameters"
     assert "but" not in plots._caption(report_of(tuned)[0])
@@ -223,3 +252,10 @@ def test_the_report_says_when_a_method_was_as_good_as_dp_sgd_in_the_end():
     bad = result(method="DPAdam", curve=curve(0.7, 0.7, 0.7, 0.7, 0.7))
     text = rendered(slow, fast, bad)
     assert "reached after 20, 2.5x" in text and "never as good as DP-SGD's end" in text
+
+
+def test_a_speed_up_is_counted_from_when_dp_sgd_itself_was_as_good():
+    curve = [{"step": 10 * k, "test": {"mean": value}} for k, value in enumerate([0.5, 0.7, 0.8, 0.9, 0.8])]
+    early = result(steps=40, curve=curve, test={"mean": 0.8, "deviation": None})
+    text = rendered(early, result(method="DP2RMSprop", curve=curve[1:]))
+    assert text.count("reached after 20, 1.0x") == 2

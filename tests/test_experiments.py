@@ -18,6 +18,9 @@ from dp2_keras.experiments.runs import Run
 from dp2_keras.experiments.store import Store
 
 
+WHOLE = {"name": "main", "title": "The whole table", "source": "Table 2", "plot": None}
+
+
 def without_times(row):
     return {name: value for name, value in row.items() if name != "seconds"}
 
@@ -35,13 +38,13 @@ def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
     assert "| DPSGD | 1 | " in captured.out and f"Report: {tmp_path}" in captured.out
     assert "[########################] 2/2 runs\n" in captured.err  # And then 3 around the better one.
     text = (tmp_path / "report.md").read_text()
-    assert text.count("| DPSGD | 1 | ") == 2 and "![Learning curves](curves.png)" in text
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    found = json.loads((tmp_path / "main.json").read_text())
+    assert text.count("| DPSGD | 1 | ") == 2 and "![Learning curves](curves-quick.png)" in text
+    assert (tmp_path / "curves-quick.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((tmp_path / "main-quick.json").read_text())
     (result,) = found["settings"][0]["results"]
     assert result["seeds"] == 2 and result["search"]["runs"] == 5 and result["versions"][0]["dp2_keras"]
     assert f"{result['epsilon']:.4f} | {result['train']['mean']:.3f} ± " in text
-    lines = (tmp_path / "main.csv").read_text().splitlines()
+    lines = (tmp_path / "main-quick.csv").read_text().splitlines()
     assert lines[0].startswith("key,task,method,seed") and len(lines) == 1 + 2
     # The winner is best on train; the figure shares the table's runs; a second call runs nothing.
     rows = (tmp_path / "runs.jsonl").read_text()
@@ -54,10 +57,18 @@ def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
 def test_calls_for_one_method_each_make_one_table(tmp_path):
     for method in ("DPSGD", "DPRMSprop"):
         assert command(tmp_path, *f"--table main --seeds 1 --epochs 1 --methods {method}".split()) == 0
-    found = json.loads((tmp_path / "main.json").read_text())
+    found = json.loads((tmp_path / "main-quick.json").read_text())
     assert [result["method"] for result in found["settings"][0]["results"]] == ["DPSGD", "DPRMSprop"]
-    assert len((tmp_path / "main.csv").read_text().splitlines()) == 1 + 2
+    assert len((tmp_path / "main-quick.csv").read_text().splitlines()) == 1 + 2
     assert "| DPSGD | " in (tmp_path / "report.md").read_text()
+
+
+def test_a_quick_look_leaves_the_whole_table_alone(tmp_path):
+    (tmp_path / "main.json").write_text(json.dumps(dict(WHOLE, settings=[])))
+    assert command(tmp_path, *"--table main --seeds 1 --epochs 1 --methods DPSGD".split()) == 0
+    assert json.loads((tmp_path / "main.json").read_text()) == dict(WHOLE, settings=[])
+    headings = [line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("#")]
+    assert headings[1:] == ["## The whole table", "## Private methods at one budget", "### Synthetic reviews"]
 
 
 def test_a_search_by_halving_runs_the_best_to_the_end(tmp_path):
@@ -71,7 +82,7 @@ def test_a_search_by_halving_runs_the_best_to_the_end(tmp_path):
         [a["hyper"] for a in best],
         [a["hyper"] for a in best[::-1]],
     )
-    (result,) = json.loads((tmp_path / "main.json").read_text())["settings"][0]["results"]
+    (result,) = json.loads((tmp_path / "main-quick.json").read_text())["settings"][0]["results"]
     assert result["search"]["runs"] == 6 and result["search"]["dropped"] == 4
     assert "| 6, 4 not to the end" in (tmp_path / "report.md").read_text()
 

@@ -16,7 +16,8 @@ settings           a list of
         paper          [mean, deviation] that the paper prints, or null
         vary           {name: values}: one result for each value, one name at a time
         space          {name: values} in place of the registry's grid
-quick              keys that take the place of those above: minutes, on data that needs no file
+quick              keys that take the place of those above: minutes, on data that needs no file. What is made
+                   so has a name of its own, `<name>-quick`, and leaves the whole table alone
 """
 
 from __future__ import annotations
@@ -84,11 +85,21 @@ def names(kind: str | None = None) -> list[str]:
 
     Example:
     >>> names("table")
-    ['ablations', 'main', 'practical', 'recipe']
+    ['ablations', 'main', 'practical', 'recipe', 'small-batches']
     """
     files = importlib.resources.files("dp2_keras.experiments").joinpath("configurations").iterdir()
     found = sorted(file.name[: -len(".json")] for file in files if file.name.endswith(".json"))
     return [name for name in found if kind in (None, document(name)["kind"])]
+
+
+def quick_name(name: str) -> str:
+    """What the reduction of a configuration is called.
+
+    Example:
+    >>> quick_name("main")
+    'main-quick'
+    """
+    return f"{name}-quick"
 
 
 def document(name: str) -> dict[str, Any]:
@@ -130,7 +141,7 @@ def parse(name: str, document: dict[str, Any], quick: bool = False) -> Configura
         _checks.one_of(PROBES, probe=probe)
     settings = document["settings"]
     return Configuration(
-        name=name,
+        name=quick_name(name) if quick else name,
         **{key: document[key] for key in ("title", "source", "kind", "plot", "seeds", "evaluations")},
         probes=tuple(document["probes"]),
         methods={setting["label"]: tuple(setting["methods"]) for setting in settings},

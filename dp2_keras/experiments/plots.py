@@ -1,9 +1,10 @@
-"""Figures, each from a summary alone: one panel per setting, means over seeds, deviations as bands or bars.
+"""Figures, each from a summary alone: one panel per task and size, means over seeds, deviations as bands.
+A method has one colour in all panels; where a panel has several settings, each has its style of line.
 
 curves            test metric by epoch, train dotted
 losses            training loss by epoch
 tradeoff          test metric by epsilon
-delay             test metric by s, other methods as lines across
+delay             test metric by s, other methods across
 second_moments    distribution of sqrt(v) + eps, one line per evaluation
 staleness         h(s) by s
 """
@@ -11,6 +12,7 @@ staleness         h(s) by s
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,12 @@ from matplotlib.figure import Figure
 from dp2_keras.experiments.search import SEED
 from dp2_keras.experiments.summary import most_runs, seeds
 
-_PANEL, _COLUMNS = (5.4, 4.2), 3
+_PANEL, _COLUMNS = (5.4, 4.9), 3
+_STYLES = ("-", "--", "-.")
+_NAMES = {"DP2NoiseFloorRecipe": "DP2NoiseFloor (recipe)"}
+_METRICS = {"accuracy": "accuracy", "MSE": "MSE (stars²)"}
+_LOSSES = {"accuracy": "nats", "MSE": "half squares"}
+_OF_THE_METRIC = ("curves", "tradeoff", "delay")  # Figures in which a trivial predictor has its say.
 
 
 def draw(summary: dict[str, Any], path: str) -> None:
@@ -34,10 +41,10 @@ def draw(summary: dict[str, Any], path: str) -> None:
     for axes, setting in zip(all_axes, settings):
         if _done(setting):
             panel(axes, {**setting, "colours": colours})
-        axes.set_title(_title(setting), fontsize=9)
+        axes.set_title(_title(setting, summary["plot"]), fontsize=9)
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7)
+        if axes.get_legend_handles_labels()[0]:  # Below: inside, it hides what it is about.
+            axes.legend(fontsize=7, ncol=2, handlelength=4, loc="upper center", bbox_to_anchor=(0.5, -0.13))
     figure.suptitle(f"{summary['title']}\n{_caption(summary)}", fontsize=10)
     figure.savefig(path, dpi=130)
 
@@ -60,16 +67,28 @@ def _colours(summary):
 
 
 def _grouped(summary):
-    """The settings; for a trade-off, those of one task in one panel."""
-    if summary["plot"] != "tradeoff":
-        return summary["settings"]
+    """The panels: settings of one task and size in one; for a trade-off, those of one task."""
     panels = {}
     for setting in summary["settings"]:
-        labelled = [{**result, "label": setting["label"]} for result in setting["results"]]
-        panel = panels.setdefault(setting["task"], {**setting, "results": [], "sizes": []})
-        panel["results"] += labelled
-        panel["sizes"] += [size for size in [_size(setting)] if size not in panel["sizes"]]
+        key = setting["task"], None if summary["plot"] == "tradeoff" else _size(setting)
+        panel = panels.setdefault(key, {**setting, "results": [], "parts": []})
+        panel["results"] += [{**result, "label": setting["label"]} for result in setting["results"]]
+        panel["parts"].append(setting)
     return list(panels.values())
+
+
+def _part(panel, result):
+    """What the label of a result's setting has besides those of the others in its panel."""
+    shared = os.path.commonprefix([setting["label"] for setting in panel["parts"]])
+    return result["label"][len(shared) :].strip(", ")
+
+
+def _style(panel, result):
+    labels = [setting["label"] for setting in panel["parts"]]
+    return {
+        "color": panel["colours"][result["method"]],
+        "linestyle": _STYLES[labels.index(result["label"]) % len(_STYLES)],
+    }
 
 
 def _caption(summary):
@@ -84,15 +103,32 @@ def _tuning(summary):
         return "stated hyper-parameters"
     results = [result for setting in summary["settings"] for result in _done(setting)]
     searched = {result["method"] for result in results if result["search"]}
-    stated = sorted({result["method"] for result in results} - searched)
+    stated = sorted(_NAMES.get(name, name) for name in {result["method"] for result in results} - searched)
     words = f"best of at most {most} runs on train (seed {SEED})"
     return f"{words}, but {', '.join(stated)} as stated" if stated else words
 
 
-def _title(setting):
-    sizes = " or ".join(setting.get("sizes", [_size(setting)]))
-    name = setting["task_title"] if "sizes" in setting else setting["label"]
-    return f"{name}\nn = {setting['train_size']:,}, {sizes}, delta = {setting['delta']:g}"
+def _title(panel, plot):
+    parts = panel["parts"]
+    name = panel["label"] if len(parts) == 1 else panel["task_title"]
+    sizes = " or ".join(dict.fromkeys(map(_size, parts)))
+    lines = [name, f"n = {panel['train_size']:,}, {sizes}{_privacy(panel)}"]
+    if plot in _OF_THE_METRIC:
+        trivial, row = next(iter(panel["trivial"].items()))  # The one that looks at one number alone.
+        lines.append(f"{trivial}: {row['test']:.3f}")
+    return "\n".join(lines)
+
+
+def _privacy(panel):
+    """Epsilon, if all have the same, and delta; nothing without privacy."""
+    found = _epsilons(panel)
+    one = f", epsilon = {min(found):.2f}" if len(found) == 1 else ""
+    return f"{one}, delta = {panel['delta']:g}" if found else ""
+
+
+def _epsilons(panel):
+    values = (float(result["epsilon"]) for result in _done(panel))
+    return {round(value, 2) for value in values if math.isfinite(value)}
 
 
 def _size(setting):
@@ -111,24 +147,26 @@ def _band(axes, x, spreads, label, **style):
     return line
 
 
-def _name(result):
-    varied = ", ".join(
-        f"{'s' if name == 'delay' else name} = {value:g}" for name, value in result["varied"].items()
+def _name(panel, result, varied=True):
+    """Of a line: the method, and what is not the same for the whole panel."""
+    values = result["varied"].items() if varied else ()
+    words = [f"{'s' if name == 'delay' else name} = {value:g}" for name, value in values]
+    epsilon = float(result["epsilon"])
+    if varied and len(_epsilons(panel)) > 1 and math.isfinite(epsilon):
+        words.append(f"epsilon {epsilon:.2f}")
+    return ", ".join(
+        filter(None, [_NAMES.get(result["method"], result["method"]), _part(panel, result), *words])
     )
-    epsilon = f", epsilon {float(result['epsilon']):.2f}" if np.isfinite(float(result["epsilon"])) else ""
-    return f"{result['method']}{f' {varied}' if varied else ''}{epsilon}"
 
 
-def _curves(axes, setting):
-    for result in _done(setting):
-        epochs = [point["epoch"] for point in result["curve"]]
-        colour = setting["colours"][result["method"]]
-        _band(axes, epochs, [point["test"] for point in result["curve"]], _name(result), color=colour)
+def _curves(axes, panel):
+    for result in _done(panel):
+        epochs, style = [point["epoch"] for point in result["curve"]], _style(panel, result)
+        _band(axes, epochs, [point["test"] for point in result["curve"]], _name(panel, result), **style)
         train = [float(point["train"]["mean"]) for point in result["curve"]]
-        axes.plot(epochs, train, linestyle=":", color=colour)
-    _across(axes, setting)
-    axes.set(xlabel="epoch", ylabel=f"{setting['metric']} (solid: test, dotted: train)")
-    axes.set_ylim(*_where_curves_end(setting))
+        axes.plot(epochs, train, linestyle=":", color=style["color"])
+    axes.set(xlabel="epoch", ylabel=f"{_METRICS[panel['metric']]} (dotted: train)")
+    axes.set_ylim(*_where_curves_end(panel))
 
 
 def _where_curves_end(setting):
@@ -149,44 +187,47 @@ def _around(values):
     return low - margin, high + margin
 
 
-def _losses(axes, setting):
-    for result in _done(setting):
+def _losses(axes, panel):
+    for result in _done(panel):
         epochs = [point["epoch"] for point in result["curve"]]
         losses = [point["train_loss"] for point in result["curve"]]
-        _band(axes, epochs, losses, _name(result), color=setting["colours"][result["method"]])
-    axes.set(xlabel="epoch", ylabel="training loss (mean per example, nats or half squares)", yscale="log")
+        _band(axes, epochs, losses, _name(panel, result), **_style(panel, result))
+    axes.set(xlabel="epoch", ylabel=f"training loss ({_LOSSES[panel['metric']]} per example)", yscale="log")
 
 
-def _tradeoff(axes, setting):
+def _tradeoff(axes, panel):
     groups = {}
-    for result in _done(setting):
+    for result in _done(panel):
         groups.setdefault((result["label"], result["method"]), []).append(result)
-    several = len({label for label, _ in groups}) > 1
-    for (label, method), results in groups.items():
-        results = sorted(results, key=lambda result: float(result["epsilon"]))
-        finite = [result for result in results if np.isfinite(float(result["epsilon"]))]
-        name = f"{method}, {label}" if several else method
-        if finite:
-            _band(axes, [float(r["epsilon"]) for r in finite], [r["test"] for r in finite], name)
+    for results in groups.values():
+        results.sort(key=lambda result: float(result["epsilon"]))
+        name, style = _name(panel, results[0], varied=False), _style(panel, results[0])
+        if math.isfinite(float(results[0]["epsilon"])):
+            _band(axes, [float(r["epsilon"]) for r in results], [r["test"] for r in results], name, **style)
         else:
-            axes.axhline(float(results[0]["test"]["mean"]), color="black", linestyle="--", label=name)
-    _across(axes, setting)
-    axes.set(xlabel=f"epsilon at delta = {setting['delta']:g} (RDP)", ylabel=f"test {setting['metric']}")
-    axes.set_ylim(*_where_results_are(setting))
+            _across(axes, results[0], name, **style)
+    axes.set(xlabel="epsilon (RDP)", ylabel=f"test {_METRICS[panel['metric']]}")
+    axes.set_ylim(*_where_results_are(panel))
 
 
-def _delay(axes, setting):
-    varied = [result for result in _done(setting) if "delay" in result["varied"]]
+def _across(axes, result, name, **style):
+    """A result that does not depend on x."""
+    mean, deviation = (float(result["test"][key] or 0.0) for key in ("mean", "deviation"))
+    axes.axhline(mean, label=name, **style)
+    axes.axhspan(mean - deviation, mean + deviation, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _delay(axes, panel):
+    varied = [result for result in _done(panel) if "delay" in result["varied"]]
     for method in dict.fromkeys(result["method"] for result in varied):
         own = sorted((r for r in varied if r["method"] == method), key=lambda r: r["varied"]["delay"])
-        _band(axes, [r["varied"]["delay"] for r in own], [r["test"] for r in own], method)
-    for number, result in enumerate(r for r in _done(setting) if not r["varied"]):
-        axes.axhline(
-            float(result["test"]["mean"]), color=f"C{number + 3}", linestyle="--", label=_name(result)
-        )
-    _across(axes, setting)
-    axes.set_ylabel(f"test {setting['metric']}")
-    axes.set_ylim(*_where_results_are(setting))
+        delays, name = [r["varied"]["delay"] for r in own], _name(panel, own[0], varied=False)
+        _band(axes, delays, [r["test"] for r in own], name, **_style(panel, own[0]))
+    for result in _done(panel):
+        if not result["varied"]:
+            _across(axes, result, _name(panel, result), **{**_style(panel, result), "linestyle": "--"})
+    axes.set_ylabel(f"test {_METRICS[panel['metric']]}")
+    axes.set_ylim(*_where_results_are(panel))
     _delay_axis(axes, [result["varied"]["delay"] for result in varied])
 
 
@@ -221,13 +262,6 @@ def _staleness(axes, setting):
     axes.plot(*zip(*found), marker="o", label="max over t of E||g||₁ / (E||G/s||₁ + d eps)")
     axes.set_ylabel("h(s)")
     _delay_axis(axes, [delay for delay, _ in found])
-
-
-def _across(axes, setting):
-    """The best trivial predictor that is private, because it ignores all but one number."""
-    name, row = next(iter(setting["trivial"].items()))
-    label = f"{name} ({row['test']:.3f})"
-    axes.axhline(row["test"], color="grey", linestyle="-.", linewidth=1, label=label)
 
 
 PLOTS = {

@@ -51,9 +51,10 @@ def read(out: str, name: str) -> dict[str, Any] | None:
 
 
 def _found(out):
-    """All summaries in a directory, in the order of their names, tables first."""
-    names = sorted(configurations.names(), key=lambda name: (name not in configurations.names("table"), name))
-    return [found for found in (read(out, name) for name in names) if found]
+    """All summaries in a directory, in the order of their names, tables first, a look after what it is of."""
+    names = [name for kind in ("table", "figure") for name in configurations.names(kind)]
+    both = [found for name in names for found in (name, configurations.quick_name(name))]
+    return [found for found in (read(out, name) for name in both) if found]
 
 
 def _replace(path, text):
@@ -134,22 +135,32 @@ def _line(result, reached):
 
 
 def _steps_to_reach(setting):
-    """For each result, when it first was as good on test as DP-SGD in the end; if there are curves."""
+    """For each result, when it first was as good on test as DP-SGD in the end; if there are curves.
+
+    How many times faster that is, is counted from when DP-SGD itself first was, not from its last step.
+    """
     final = [result for result in setting["results"] if result["method"] == "DPSGD" and result["seeds"]]
     if len(final) != 1 or len(final[0]["curve"]) < 5:
         return {}
+    target = final[0]["test"]["mean"]
+    first = _first_step(setting, final[0], target)
+    return {
+        number: f" ({_speed(_first_step(setting, result, target), first)})"
+        for number, result in enumerate(setting["results"])
+    }
+
+
+def _first_step(setting, result, target):
+    """The first step of a curve that is as good on test as a target; None if there is none."""
     sign = 1 if setting["higher_is_better"] else -1
-    target, last = sign * float(final[0]["test"]["mean"]), final[0]["steps"]
-    found = {}
-    for number, result in enumerate(setting["results"]):
-        reached = [p["step"] for p in result.get("curve", []) if sign * float(p["test"]["mean"]) >= target]
-        words = (
-            f"DP-SGD's end reached after {reached[0]:,}, {last / reached[0]:.1f}x"
-            if reached
-            else "never as good as DP-SGD's end"
-        )
-        found[number] = f" ({words})"
-    return found
+    good = [p for p in result.get("curve", []) if sign * float(p["test"]["mean"]) >= sign * float(target)]
+    return good[0]["step"] if good else None
+
+
+def _speed(reached, dp_sgd):
+    if reached is None:
+        return "never as good as DP-SGD's end"
+    return f"DP-SGD's end reached after {reached:,}, {dp_sgd / reached:.1f}x"
 
 
 def _search(result):

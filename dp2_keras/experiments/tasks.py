@@ -103,9 +103,10 @@ def load(name: str, directory: str | None = None) -> Data:
 # Data.
 
 
-def _imdb(features):
+def _imdb(features, times):
     def load(directory):
-        return Data(*data.imdb(directory and os.path.join(directory, "imdb.npz"), features=features))
+        parts = data.imdb(directory and os.path.join(directory, "imdb.npz"), features=features)
+        return Data(*[(times * x, y) for x, y in parts])
 
     return load
 
@@ -181,8 +182,8 @@ def _model(name, *arguments):
 _DIGITS = dict(load=_digits, problem=problems.Classes(), epochs=20, noise_multiplier=1.9736, delta=1e-5)
 
 
-def _reviews(title, features):
-    return Task(title, _imdb(features), _linear(1), problems.Binary(), 64, 100, 1.0, 1e-5)
+def _reviews(title, features, times=1):
+    return Task(title, _imdb(features, times), _linear(1), problems.Binary(), 64, 100, 1.0, 1e-5)
 
 
 def _tags(title, features, times=1):
@@ -203,9 +204,10 @@ TASKS = {
     "imdb": _reviews("IMDB, words present", "binary"),
     "imdb-counts": _reviews("IMDB, word counts", "counts"),
     "imdb-tfidf": _reviews("IMDB, tf-idf (weights fitted on the training reviews)", "tfidf"),
-    "stackoverflow-subset": _tags("Stack Overflow, a prepared subset, words present", "binary"),
+    "imdb-tfidf-times-5": _reviews("IMDB, tf-idf times 5", "tfidf", times=5),
+    "stackoverflow-subset": _tags("Stack Overflow, a prepared file, words present", "binary"),
     "stackoverflow-subset-frequencies": _tags(
-        "Stack Overflow, a prepared subset, frequencies times 20", "frequencies", times=20
+        "Stack Overflow, a prepared file, frequencies times 20", "frequencies", times=20
     ),
     "movielens": Task(
         "MovieLens-100k, the paper's factors",
