@@ -27,7 +27,7 @@ _MODULES = {
     "ledger": "Ledger",
     "model": "DP2Model DP2Sequential make_private unwrap",
     "operations": "declare_per_example",
-    "optimizers": "DPSGD DP2Adagrad DP2NoiseFloor DP2RMSprop DP2Yogi DPAdagrad DPAdam DPRMSprop "
+    "optimizers": "DPSGD DP2Adagrad DP2NoiseFloor DP2RMSprop DP2Yogi DPAdagrad DPAdam DPRMSprop DPYogi "
     "DP2AdagradExtraQuery DP2AdagradNoiseFirst DP2RMSpropExtraQuery DP2RMSpropNoiseFirst "
     "AdaDPSAdagrad AdaDPSRMSprop PDADPMD DPAdagradPublicSubspace",
     "sampling": "poisson_batches",

@@ -36,8 +36,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="a file of examples/prepare_stackoverflow.py")
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--delta", type=float, default=1e-6)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=4096)
+    parser.add_argument("--epochs", type=int, default=10)
     return parser.parse_args(argv)
 
 
@@ -48,16 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     (x, y), (x_test, y_test) = data.stackoverflow(args.data)
     print(f"{len(y):,} sentences of {description.get('source', 'Stack Overflow')}")
     model = dp2.make_private(build(x.shape[1], len(description["tags"])))
-    optimizer = dp2.DP2RMSprop(
-        learning_rate=0.3,
-        l2_norm_clip=5.0,
-        sgd_learning_rate=3.0,
-        sgd_l2_norm_clip=0.25,
-        noise_multiplier="auto",
-        delay=max(1, len(y) // args.batch_size),
-        eps=1e-4,
-    )
-    model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(dp2.DP2NoiseFloor(), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     budget = dp2.PrivacyBudget(args.epsilon, args.delta)
     model.fit(x, y, batch_size=args.batch_size, epochs=args.epochs, callbacks=[budget], verbose=2)
     trivial = np.mean(y_test == np.bincount(y).argmax())

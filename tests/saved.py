@@ -36,6 +36,7 @@ OPTIMIZERS = {
     "DPSGD": SHARED,
     "DPRMSprop": dict(SHARED, eps=1e-3, rho=0.8),
     "DPAdagrad": dict(SHARED, eps=1e-3),
+    "DPYogi": dict(SHARED, rho=0.8, eps=1e-3),
     "DPAdam": dict(SHARED, eps=1e-3, beta_1=0.7, beta_2=0.95),
     "AdaDPSRMSprop": dict(SHARED, eps=1e-3, rho=0.8, public_second_moments=None),
     "AdaDPSAdagrad": dict(SHARED, eps=1e-3, public_second_moments=None),

@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "DPSGD": lambda **noise: dp2.DPSGD(0.1, 1.0, **noise),
     "DPRMSprop": lambda **noise: dp2.DPRMSprop(0.1, 1.0, **noise),
     "DPAdagrad": lambda **noise: dp2.DPAdagrad(0.1, 1.0, **noise),
+    "DPYogi": lambda **noise: dp2.DPYogi(0.1, 1.0, **noise),
     "DPAdam": lambda **noise: dp2.DPAdam(0.1, 1.0, **noise),
     "DP2RMSprop": lambda **noise: dp2.DP2RMSprop(0.1, 5.0, delay=3, sgd_l2_norm_clip=0.5, **noise),
     "DP2Adagrad": lambda **noise: dp2.DP2Adagrad(0.1, 5.0, delay=3, **noise),

@@ -17,7 +17,7 @@ def run(name, capsys, *options):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("optimizer", ["DP2RMSprop", "DPRMSprop", "DPSGD"])
+@pytest.mark.parametrize("optimizer", ["DP2NoiseFloor", "DP2RMSprop", "DPRMSprop", "DPSGD"])
 def test_imdb(optimizer, tmp_path, capsys):
     rng = np.random.default_rng(0)
     part = dict(indptr=np.arange(0, 505, 5), indices=rng.integers(4, 500, 500), labels=np.arange(100) % 2)

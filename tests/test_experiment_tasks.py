@@ -22,6 +22,7 @@ def test_every_method_builds_at_points_of_its_grid(name):
 
 WITH_PUBLIC_DATA = {
     "AdaDPSRMSprop": {"learning_rate": 1.0, "l2_norm_clip": 5.0, "eps": 1e-3},
+    "AdaDPSAdagrad": {"learning_rate": 1.0, "l2_norm_clip": 5.0, "eps": 1e-3},
     "PDADPMD": {"learning_rate": 4.0, "l2_norm_clip": 0.5},
     "DPAdagradPublicSubspace": {"learning_rate": 1.0, "l2_norm_clip": 0.5, "eps": 0.1, "subspace_size": 5},
 }

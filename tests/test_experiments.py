@@ -17,7 +17,6 @@ from dp2_keras.experiments import pool, reproduce, search, summary
 from dp2_keras.experiments.runs import Run
 from dp2_keras.experiments.store import Store
 
-
 WHOLE = {"name": "main", "title": "The whole table", "source": "Table 2", "plot": None}
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import math
+import re
 
 import keras
 import numpy as np
@@ -89,6 +90,17 @@ def test_without_a_path_the_reviews_are_those_of_keras(path, monkeypatch):
     for ours, file in zip(data.imdb(num_words=NUM_WORDS), data.imdb(path, num_words=NUM_WORDS)):
         np.testing.assert_array_equal(ours[0].toarray(), file[0].toarray())
         np.testing.assert_array_equal(ours[1], file[1])
+
+
+def test_a_failed_download_says_where_to_put_the_file(monkeypatch, tmp_path):
+    def load_data(num_words):
+        raise Exception("URL fetch failure: no route to host")
+
+    monkeypatch.setattr(keras.datasets.imdb, "load_data", load_data)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    place = re.escape(str(tmp_path / "datasets" / "imdb.npz"))
+    with pytest.raises(data.DownloadError, match=f"no route to host.* by hand and put it at {place}"):
+        data.imdb()
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_the_sgd_phase_takes_the_adaptive_values_by_default():
 
 
 def test_without_noise_and_clip_every_optimizer_trains():
-    for make in (dp2.DPSGD, dp2.DPRMSprop, dp2.DPAdagrad, dp2.DPAdam):
+    for make in (dp2.DPSGD, dp2.DPRMSprop, dp2.DPAdagrad, dp2.DPYogi, dp2.DPAdam):
         model = logistic_model(3, make(0.1, np.inf, 0.0))
         loss = model.fit(X, Y, batch_size=8, epochs=5, verbose=0).history["loss"]
         assert loss[-1] < loss[0]

@@ -173,6 +173,7 @@ VANILLA = {
     "sgd": (dp2.DPSGD, {}, dict(rule=None)),
     "rmsprop": (dp2.DPRMSprop, dict(rho=0.8, eps=1e-3), dict(rule="rmsprop", rho=0.8, eps=1e-3)),
     "adagrad": (dp2.DPAdagrad, dict(eps=1e-3), dict(rule="adagrad", eps=1e-3)),
+    "yogi": (dp2.DPYogi, dict(rho=0.8, eps=1e-3), dict(rule="yogi", rho=0.8, eps=1e-3)),
     "adam": (
         dp2.DPAdam,
         dict(beta_1=0.7, beta_2=0.95, eps=1e-3),

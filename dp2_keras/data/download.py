@@ -84,6 +84,26 @@ def failure(url: str, path: str, reason) -> DownloadError:
     )
 
 
+def from_keras(name: str, **arguments):
+    """One of `keras.datasets`, which Keras downloads if need be, without saying where a file may be put.
+
+    Args:
+        name: the module's, "imdb" or "mnist".
+        **arguments: of its `load_data`.
+
+    Raises:
+        DownloadError: if the file cannot be had.
+    """
+    from dp2_keras._keras import keras
+
+    try:
+        return getattr(keras.datasets, name).load_data(**arguments)
+    except Exception as error:  # Keras raises no narrower one.
+        base = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+        path = os.path.join(base, "datasets", f"{name}.npz")
+        raise failure(f"keras.datasets.{name}", path, error) from error
+
+
 def home() -> str:
     """Where downloaded data sets are kept: `$DP2_KERAS_HOME`, or `.dp2_keras` in the user's directory."""
     return os.environ.get(_HOME) or os.path.join(os.path.expanduser("~"), ".dp2_keras")

@@ -19,7 +19,7 @@ import os
 import numpy as np
 
 from dp2_keras import _checks
-from dp2_keras.data import bags
+from dp2_keras.data import bags, download
 
 _FIRST_WORD = 3
 _ARRAYS = ("indptr", "indices", "labels")
@@ -53,7 +53,7 @@ def imdb(
 
     Raises:
         ValueError: for a value out of range, or a file in another format.
-        OSError: if the file cannot be read.
+        OSError: if the file cannot be read, or not be downloaded: `DownloadError` says where to put it.
 
     Example:
     >>> import tempfile
@@ -114,9 +114,7 @@ def _from_file(path):
 
 
 def _from_keras(num_words):
-    from dp2_keras._keras import keras
-
-    return [_joined(*part) for part in keras.datasets.imdb.load_data(num_words=num_words)]
+    return [_joined(*part) for part in download.from_keras("imdb", num_words=num_words)]
 
 
 def _joined(sequences, labels):

@@ -37,6 +37,7 @@ _DELAYED = {
     "eps": EPS,
     "delay": _TASKS_DELAYS,
 }
+_DELAYED_SUM = {**_DELAYED, "learning_rate": SGD_RATES}  # AdaGrad's v only grows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,12 +167,15 @@ METHODS = {
     "SGD": Method(_plain("DPSGD"), {"learning_rate": SGD_RATES}, is_private=False),
     "RMSprop": Method(_plain("DPRMSprop"), _without_clips(_EVERY_STEP), is_private=False),
     "DelayedRMSprop": Method(_plain("DP2RMSprop"), _without_clips(_DELAYED), is_private=False),
+    "DelayedAdagrad": Method(_plain("DP2Adagrad"), _without_clips(_DELAYED_SUM), is_private=False),
+    "DelayedYogi": Method(_plain("DP2Yogi"), _without_clips(_DELAYED), is_private=False),
     "DPSGD": Method(_private("DPSGD"), {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS}),
     "DPRMSprop": Method(_private("DPRMSprop"), _EVERY_STEP),
     "DPAdagrad": Method(_private("DPAdagrad"), {**_EVERY_STEP, "learning_rate": SGD_RATES}),
+    "DPYogi": Method(_private("DPYogi"), _EVERY_STEP),
     "DPAdam": Method(_private("DPAdam"), _EVERY_STEP),
     "DP2RMSprop": Method(_private("DP2RMSprop"), _DELAYED),
-    "DP2Adagrad": Method(_private("DP2Adagrad"), {**_DELAYED, "learning_rate": SGD_RATES}),
+    "DP2Adagrad": Method(_private("DP2Adagrad"), _DELAYED_SUM),
     "DP2Yogi": Method(_private("DP2Yogi"), _DELAYED),
     "DP2RMSpropExtraQuery": Method(_private("DP2RMSpropExtraQuery"), _DELAYED),
     "DP2RMSpropNoiseFirst": Method(
@@ -186,6 +190,11 @@ METHODS = {
     "AdaDPSRMSprop": Method(
         _private("AdaDPSRMSprop"),
         {"learning_rate": DELAYED_RATES, "l2_norm_clip": SCALED_CLIPS, "eps": EPS},
+        public_fraction=PUBLIC_FRACTION,
+    ),
+    "AdaDPSAdagrad": Method(
+        _private("AdaDPSAdagrad"),
+        {"learning_rate": SGD_RATES, "l2_norm_clip": SCALED_CLIPS, "eps": EPS},
         public_fraction=PUBLIC_FRACTION,
     ),
     "PDADPMD": Method(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dp2_keras import _checks, data
+from dp2_keras.data import download
 from dp2_keras.experiments import problems
 
 CONVEX_DELAYS = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4)
@@ -132,7 +133,7 @@ def _stackoverflow(features, times):
 @functools.lru_cache(maxsize=1)
 def _digits(directory):
     """Rows of pixels from 0 to 1."""
-    parts = _mnist_file(os.path.join(directory, "mnist.npz")) if directory else _mnist_download()
+    parts = _mnist_file(os.path.join(directory, "mnist.npz")) if directory else download.from_keras("mnist")
     pixels = lambda x: x.reshape(len(x), -1).astype("float32") / 255  # noqa: E731
     return Data(*[(pixels(x), y.astype("int32")) for x, y in parts])
 
@@ -140,12 +141,6 @@ def _digits(directory):
 def _mnist_file(path):
     with np.load(path) as file:
         return [(file[f"x_{part}"], file[f"y_{part}"]) for part in ("train", "test")]
-
-
-def _mnist_download():
-    import keras
-
-    return keras.datasets.mnist.load_data()
 
 
 def _synthetic(directory):

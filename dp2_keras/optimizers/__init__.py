@@ -8,7 +8,7 @@ from dp2_keras.optimizers.ablations import (
 )
 from dp2_keras.optimizers.base import PrivateOptimizer
 from dp2_keras.optimizers.dp2 import DP2Adagrad, DP2RMSprop, DP2Yogi
-from dp2_keras.optimizers.dp_adaptive import DPAdagrad, DPAdam, DPRMSprop
+from dp2_keras.optimizers.dp_adaptive import DPAdagrad, DPAdam, DPRMSprop, DPYogi
 from dp2_keras.optimizers.dp_sgd import DPSGD
 from dp2_keras.optimizers.noise_floor import DP2NoiseFloor
 from dp2_keras.optimizers.public import PDADPMD, AdaDPSAdagrad, AdaDPSRMSprop
@@ -30,6 +30,7 @@ __all__ = [
     "DPAdam",
     "DPRMSprop",
     "DPSGD",
+    "DPYogi",
     "PDADPMD",
     "PrivateOptimizer",
 ]

@@ -58,6 +58,29 @@ class DPAdagrad(Accumulating, EveryStep):
 
 
 @_keras.register
+class DPYogi(MovingAverage, EveryStep):
+    """Yogi on private gradients: v <- v - (1 - rho) sign(v - g~^2) g~^2.
+
+    Args:
+        learning_rate: float or `LearningRateSchedule`.
+        l2_norm_clip: C, the largest norm an example's gradient may have.
+        noise_multiplier: sigma, the noise's deviation in units of C.
+        rho: 1 - rho is how far one step moves v. Defaults to 0.9.
+        eps: the stabiliser, outside the root. Defaults to 1e-7.
+        **kwargs: see `PrivateOptimizer`.
+
+    Raises:
+        ValueError: for a value out of range.
+
+    Example:
+    >>> DPYogi(learning_rate=0.01, l2_norm_clip=1.0, noise_multiplier=1.0).rho
+    0.9
+    """
+
+    rule = preconditioners.Yogi
+
+
+@_keras.register
 class DPAdam(EveryStep):
     """Adam on private gradients.
 

@@ -26,6 +26,7 @@ OPTIMIZERS = {
     "DPSGD": {},
     "DPRMSprop": {},
     "DPAdagrad": {},
+    "DPYogi": {},
     "DPAdam": {},
     "DP2RMSprop": {"delay": 2, "sgd_l2_norm_clip": 0.2},
     "DP2Adagrad": {"delay": 2},
