@@ -27,7 +27,7 @@ def test_a_configuration_is_valid_and_names_what_there_is(name, quick):
 
 
 def test_every_table_and_figure_of_the_paper_is_there():
-    figures = "compute curves delay nonprivate preconditioner staleness tradeoff".split()
+    figures = "compute convergence curves delay nonprivate preconditioner public staleness tradeoff".split()
     assert configurations.names("figure") == figures and configurations.names("table") == TABLES
 
 
@@ -203,7 +203,7 @@ def panels(plot, *labels, **changes):
     grouped = plots._grouped({**summary, "plot": plot, "settings": settings})
     figure, all_axes = plots._panels(len(grouped))
     for axes, panel in zip(all_axes, grouped):
-        plots.PLOTS[plot](axes, {**panel, "colours": {"DPSGD": "C0"}})
+        plots.PLOTS[plot](axes, {**panel, "colours": plots._colours({"settings": settings})})
         axes.set_title(plots._title(panel, plot))
     return all_axes
 
@@ -215,6 +215,14 @@ def test_settings_of_one_task_and_size_share_a_panel_and_differ_in_style():
     assert [line.get_linestyle() for line in test_lines] == ["-", "--"]
     assert {line.get_color() for line in test_lines} == {"C0"}
     assert "epsilon = 3.03, delta = 1e-05\nmajority class: 0.500" in axes.get_title()
+
+
+def test_what_is_varied_has_its_own_colour_in_curves():
+    varied = [result(curve=CURVE, varied={"delay": s}) for s in (5, 20)]
+    (axes,) = panels("curves", "IMDB", results=varied)
+    test_lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    assert [line.get_label() for line in test_lines] == ["DPSGD, s = 5", "DPSGD, s = 20"]
+    assert [line.get_color() for line in test_lines] == ["C0", "C1"]
 
 
 def test_a_figure_without_privacy_has_neither_epsilon_nor_delta():

@@ -61,9 +61,13 @@ def _panels(count):
 
 
 def _colours(summary):
-    """A method has the same colour in all panels."""
-    methods = dict.fromkeys(r["method"] for setting in summary["settings"] for r in setting["results"])
-    return {method: f"C{number}" for number, method in enumerate(methods)}
+    """A method, with what is varied of it, has the same colour in all panels."""
+    rows = dict.fromkeys(_row(r) for setting in summary["settings"] for r in setting["results"])
+    return {row: f"C{number}" for number, row in enumerate(rows)}
+
+
+def _row(result):
+    return result["method"], *result["varied"].items()
 
 
 def _grouped(summary):
@@ -86,7 +90,7 @@ def _part(panel, result):
 def _style(panel, result):
     labels = [setting["label"] for setting in panel["parts"]]
     return {
-        "color": panel["colours"][result["method"]],
+        "color": panel["colours"][_row(result)],
         "linestyle": _STYLES[labels.index(result["label"]) % len(_STYLES)],
     }
 
