@@ -1,8 +1,9 @@
-"""Configurations as printed, and what reports, figures and progress say."""
+"""Configurations as printed, and what reports and progress say."""
 
 import math
 
 import pytest
+from experiment_cases import report_of, result
 
 from dp2_keras.experiments import configuration as configurations
 from dp2_keras.experiments import methods, report, summary, tasks
@@ -80,23 +81,6 @@ def test_mean_and_deviation():
     assert math.isnan(summary.spread([1.0, "nan"])["mean"])
 
 
-def result(**changes):
-    fields = dict(method="DPSGD", varied={}, noise_multiplier=1.0, hyper={"learning_rate": 5}, source="paper")
-    fields.update(search=None, paper=[0.687, 0.018], seeds=5, errors=[], epsilon=3.03051, steps=39000)
-    fields.update(train={"mean": 0.9, "deviation": 0.01}, test={"mean": 0.8564, "deviation": 0.002}, curve=[])
-    fields.update(keys=["a", "b"], versions=[{"keras": "3"}])
-    return {**fields, **changes}
-
-
-def report_of(*results):
-    setting = dict(
-        task="imdb", label="IMDB", task_title="IMDB", metric="accuracy", higher_is_better=True, epochs=100
-    )
-    setting.update(batch_size=64, train_size=25000, test_size=25000, delta=1e-5)
-    setting.update(trivial={"majority class": {"train": 0.5, "test": 0.5}}, results=list(results))
-    return [dict(name="main", title="Main", source="Table 2", plot=None, settings=[setting])]
-
-
 def rendered(*results):
     return report.render(report_of(*results))
 
@@ -172,77 +156,6 @@ def test_a_table_forgets_a_method_that_is_no_part_of_it():
     assert joined([result()], [result(method="DPYogi")]) == [result()]
 
 
-SPREAD = {"mean": 0.8, "deviation": 0.01}
-CURVE = [dict(epoch=k, step=k, **dict.fromkeys(("train", "test", "train_loss"), SPREAD)) for k in (1, 2)]
-COUNTS = [0] * 30 + [5, 10, 5] + [0] * 87
-
-
-@pytest.mark.parametrize("plot", configurations.PLOTS)
-def test_every_figure_can_be_drawn(plot, tmp_path):
-    from dp2_keras.experiments import plots
-
-    seen = {"second_moments": [{"step": 1, "counts": COUNTS}]}
-    shared = dict(curve=CURVE, probes=[seen], staleness=2.0)
-    varied = [result(method="DP2RMSprop", varied={"delay": s}, **shared) for s in (5, 20)]
-    across = (
-        [] if plot == "staleness" else [result(**shared), result(method="RMSprop", epsilon="inf", **shared)]
-    )
-    failed = result(method="DPAdam", seeds=0, errors=["no"])
-    summaries = *report_of(*varied, *across, failed), *report_of(failed)
-    settings = [setting for one in summaries for setting in one["settings"]]
-    plots.draw({**summaries[0], "plot": plot, "settings": settings}, str(tmp_path / "figure.png"))
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-
-
-def panels(plot, *labels, **changes):
-    """The axes of settings of one task, one result each."""
-    from dp2_keras.experiments import plots
-
-    summary = report_of(result(curve=CURVE))[0]
-    settings = [{**summary["settings"][0], "label": label, **changes} for label in labels]
-    grouped = plots._grouped({**summary, "plot": plot, "settings": settings})
-    figure, all_axes = plots._panels(len(grouped))
-    for axes, panel in zip(all_axes, grouped):
-        plots.PLOTS[plot](axes, {**panel, "colours": plots._colours({"settings": settings})})
-        axes.set_title(plots._title(panel, plot))
-    return all_axes
-
-
-def test_settings_of_one_task_and_size_share_a_panel_and_differ_in_style():
-    (axes,) = panels("curves", "IMDB, batch 64", "IMDB, batch 64, other clip")
-    test_lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-    assert [line.get_label() for line in test_lines] == ["DPSGD", "DPSGD, other clip"]
-    assert [line.get_linestyle() for line in test_lines] == ["-", "--"]
-    assert {line.get_color() for line in test_lines} == {"C0"}
-    assert "epsilon = 3.03, delta = 1e-05\nmajority class: 0.500" in axes.get_title()
-
-
-def test_what_is_varied_has_its_own_colour_in_curves():
-    varied = [result(curve=CURVE, varied={"delay": s}) for s in (5, 20)]
-    (axes,) = panels("curves", "IMDB", results=varied)
-    test_lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-    assert [line.get_label() for line in test_lines] == ["DPSGD, s = 5", "DPSGD, s = 20"]
-    assert [line.get_color() for line in test_lines] == ["C0", "C1"]
-
-
-def test_a_figure_without_privacy_has_neither_epsilon_nor_delta():
-    (axes,) = panels("losses", "IMDB", results=[result(curve=CURVE, epsilon="inf")])
-    assert axes.get_title() == "IMDB\nn = 25,000, batch 64, 100 epochs"
-    assert axes.get_ylabel() == "training loss (nats per example)"
-
-
-def test_a_caption_says_what_was_not_tuned():
-    from dp2_keras.experiments import plots
-
-    tuned = result(search={"runs": 60, "failed": 0, "edges": []})
-    summary = report_of(tuned, result(method="DP2NoiseFloorRecipe", search=None))[0]
-    assert plots._caption(summary).endswith(
-        "at most 60 runs on train (seed 1000), but DP2NoiseFloor (recipe) as stated"
-    )
-    assert plots._caption(report_of(result())[0]) == "mean ± deviation of 5 seeds; stated hyper-parameters"
-    assert "but" not in plots._caption(report_of(tuned)[0])
-
-
 def test_the_report_says_what_is_missing():
     missing = result(method="DPAdam", seeds=0, hyper=None, paper=None)
     failed = result(method="DPAdagrad", seeds=0, errors=["ValueError: no\nway"])
@@ -263,7 +176,9 @@ def test_the_report_says_when_a_method_was_as_good_as_dp_sgd_in_the_end():
 
 
 def test_a_speed_up_is_counted_from_when_dp_sgd_itself_was_as_good():
-    curve = [{"step": 10 * k, "test": {"mean": value}} for k, value in enumerate([0.5, 0.7, 0.8, 0.9, 0.8])]
-    early = result(steps=40, curve=curve, test={"mean": 0.8, "deviation": None})
+    values = [0.5, 0.8, 0.85, 0.9, 0.8]
+    curve = [{"step": 10 * (k + 1), "test": {"mean": value}} for k, value in enumerate(values)]
+    early = result(steps=50, curve=curve, test={"mean": 0.8, "deviation": None})
     text = rendered(early, result(method="DP2RMSprop", curve=curve[1:]))
     assert text.count("reached after 20, 1.0x") == 2
+    assert "reached" not in rendered(result(curve=curve, test={"mean": math.nan, "deviation": None}))

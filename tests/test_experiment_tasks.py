@@ -123,6 +123,13 @@ def test_trivial_predictors_of_ratings():
     assert found["user and item means (not private)"]["test"] == pytest.approx((2 - 2 / 6) ** 2)
 
 
+def test_short_rows_are_made_longer(monkeypatch):
+    parts = [(np.full((2, 4), 0.25, np.float32), np.array([0, 1]))] * 2
+    monkeypatch.setattr(tasks.data, "imdb", lambda path, features: parts)
+    for name, total in (("imdb-tfidf", 1.0), ("imdb-tfidf-times-5", 5.0)):
+        np.testing.assert_array_equal(tasks.get(name).load("anywhere").train[0].sum(axis=1), total)
+
+
 def test_frequencies_are_taken_times_20(monkeypatch):
     parts = [(np.full((2, 4), 0.25, np.float32), np.array([0, 1]))] * 2
     monkeypatch.setattr(tasks.data, "stackoverflow", lambda path, features: parts)

@@ -17,7 +17,7 @@ from dp2_keras.experiments import pool, reproduce, search, summary
 from dp2_keras.experiments.runs import Run
 from dp2_keras.experiments.store import Store
 
-WHOLE = {"name": "main", "title": "The whole table", "source": "Table 2", "plot": None}
+WHOLE = {"name": "main", "title": "Private methods at one budget", "source": "Table 2", "plot": None}
 
 
 def without_times(row):
@@ -37,7 +37,7 @@ def test_a_quick_table_and_figure_end_to_end(tmp_path, capsys):
     assert "| DPSGD | 1 | " in captured.out and f"Report: {tmp_path}" in captured.out
     assert "[########################] 2/2 runs\n" in captured.err  # And then 3 around the better one.
     text = (tmp_path / "report.md").read_text()
-    assert text.count("| DPSGD | 1 | ") == 2 and "![Learning curves](curves-quick.png)" in text
+    assert text.count("| DPSGD | 1 | ") == 2 and "![Learning curves, a quick look](curves-quick.png)" in text
     assert (tmp_path / "curves-quick.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((tmp_path / "main-quick.json").read_text())
     (result,) = found["settings"][0]["results"]
@@ -67,7 +67,11 @@ def test_a_quick_look_leaves_the_whole_table_alone(tmp_path):
     assert command(tmp_path, *"--table main --seeds 1 --epochs 1 --methods DPSGD".split()) == 0
     assert json.loads((tmp_path / "main.json").read_text()) == dict(WHOLE, settings=[])
     headings = [line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("#")]
-    assert headings[1:] == ["## The whole table", "## Private methods at one budget", "### Synthetic reviews"]
+    assert headings[1:] == [
+        "## Private methods at one budget",
+        "## Private methods at one budget, a quick look",
+        "### Synthetic reviews",
+    ]
 
 
 def test_a_search_by_halving_runs_the_best_to_the_end(tmp_path):

@@ -15,7 +15,7 @@ from dp2_keras import accounting, cli
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GUIDE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
 OURS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)  # What is not ours is shown as a diff.
-OPTIMIZERS = [dp2.DPSGD, dp2.DPRMSprop, dp2.DPAdagrad, dp2.DPAdam]
+OPTIMIZERS = [dp2.DPSGD, dp2.DPRMSprop, dp2.DPAdagrad, dp2.DPYogi, dp2.DPAdam]
 RATE, CLIP = 0.5, 2.0
 
 

@@ -34,6 +34,8 @@ OPTIMIZERS = {
     "DPSGD": lambda: dp2.DPSGD(0.1, 0.7, **TERMS),
     "DPSGD, secure noise": lambda: dp2.DPSGD(0.1, 0.7, noise="secure", **TERMS),
     "DPRMSprop": lambda: dp2.DPRMSprop(0.1, 0.7, **TERMS),
+    "DPAdagrad": lambda: dp2.DPAdagrad(0.1, 0.7, **TERMS),
+    "DPYogi": lambda: dp2.DPYogi(0.1, 0.7, **TERMS),
     "DPAdam": lambda: dp2.DPAdam(0.1, 0.7, **TERMS),
     "DP2RMSprop": lambda: dp2.DP2RMSprop(0.1, 3.0, delay=2, sgd_l2_norm_clip=0.5, **TERMS),
     "DP2Adagrad": lambda: dp2.DP2Adagrad(0.1, 3.0, delay=1, **TERMS),

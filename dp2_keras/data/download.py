@@ -91,6 +91,9 @@ def from_keras(name: str, **arguments):
         name: the module's, "imdb" or "mnist".
         **arguments: of its `load_data`.
 
+    Returns:
+        What `load_data` does.
+
     Raises:
         DownloadError: if the file cannot be had.
     """
@@ -98,10 +101,11 @@ def from_keras(name: str, **arguments):
 
     try:
         return getattr(keras.datasets, name).load_data(**arguments)
-    except Exception as error:  # Keras raises no narrower one.
-        base = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
-        path = os.path.join(base, "datasets", f"{name}.npz")
-        raise failure(f"keras.datasets.{name}", path, error) from error
+    except Exception as error:
+        if type(error) is not Exception:  # Keras has no narrower one for a download that failed.
+            raise
+        place = f"datasets/{name}.npz of Keras's directory, which is ~/.keras unless it was told otherwise"
+        raise failure(f"keras.datasets.{name}", place, error) from error
 
 
 def home() -> str:

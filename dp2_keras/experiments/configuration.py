@@ -142,7 +142,8 @@ def parse(name: str, document: dict[str, Any], quick: bool = False) -> Configura
     settings = document["settings"]
     return Configuration(
         name=quick_name(name) if quick else name,
-        **{key: document[key] for key in ("title", "source", "kind", "plot", "seeds", "evaluations")},
+        title=f"{document['title']}, a quick look" if quick else document["title"],
+        **{key: document[key] for key in ("source", "kind", "plot", "seeds", "evaluations")},
         probes=tuple(document["probes"]),
         methods={setting["label"]: tuple(setting["methods"]) for setting in settings},
         cases=tuple(case for setting in settings for case in _cases(setting, settings)),

@@ -12,7 +12,6 @@ staleness         h(s) by s
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,12 @@ from dp2_keras.experiments.search import SEED
 from dp2_keras.experiments.summary import most_runs, seeds
 
 _PANEL, _COLUMNS = (5.4, 4.9), 3
-_STYLES = ("-", "--", "-.")
+_STYLES, _TRAIN_STYLES = ("-", "--", "-."), (":", (0, (1, 4)), (0, (1, 7)))
 _NAMES = {"DP2NoiseFloorRecipe": "DP2NoiseFloor (recipe)"}
 _METRICS = {"accuracy": "accuracy", "MSE": "MSE (stars²)"}
 _LOSSES = {"accuracy": "nats", "MSE": "half squares"}
 _OF_THE_METRIC = ("curves", "tradeoff", "delay")  # Figures in which a trivial predictor has its say.
+_BY_EPOCH = ("curves", "losses")  # Figures in which a line has one value of what is varied, not all.
 
 
 def draw(summary: dict[str, Any], path: str) -> None:
@@ -36,17 +36,22 @@ def draw(summary: dict[str, Any], path: str) -> None:
         summary: of `summary.joined`, with a `plot`.
         path: where the image goes.
     """
-    settings, panel, colours = _grouped(summary), PLOTS[summary["plot"]], _colours(summary)
-    figure, all_axes = _panels(len(settings))
-    for axes, setting in zip(all_axes, settings):
-        if _done(setting):
-            panel(axes, {**setting, "colours": colours})
-        axes.set_title(_title(setting, summary["plot"]), fontsize=9)
+    figure_of(summary).savefig(path, dpi=130)
+
+
+def figure_of(summary: dict[str, Any]) -> Figure:
+    """The figure of a summary; see `draw`."""
+    panels, colours = _grouped(summary), _colours(summary)
+    figure, all_axes = _panels(len(panels))
+    for axes, panel in zip(all_axes, panels):
+        if _done(panel):
+            PLOTS[summary["plot"]](axes, {**panel, "colours": colours})
+        axes.set_title(_title(panel, summary["plot"]), fontsize=9)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:  # Below: inside, it hides what it is about.
             axes.legend(fontsize=7, ncol=2, handlelength=4, loc="upper center", bbox_to_anchor=(0.5, -0.13))
     figure.suptitle(f"{summary['title']}\n{_caption(summary)}", fontsize=10)
-    figure.savefig(path, dpi=130)
+    return figure
 
 
 def _panels(count):
@@ -61,13 +66,14 @@ def _panels(count):
 
 
 def _colours(summary):
-    """A method, with what is varied of it, has the same colour in all panels."""
-    rows = dict.fromkeys(_row(r) for setting in summary["settings"] for r in setting["results"])
+    """A method has the same colour in all panels; so has a varied value, where it has a line of its own."""
+    varied = summary["plot"] in _BY_EPOCH
+    rows = dict.fromkeys(_row(r, varied) for setting in summary["settings"] for r in setting["results"])
     return {row: f"C{number}" for number, row in enumerate(rows)}
 
 
-def _row(result):
-    return result["method"], *result["varied"].items()
+def _row(result, varied):
+    return result["method"], *(result["varied"].items() if varied else ())
 
 
 def _grouped(summary):
@@ -82,17 +88,29 @@ def _grouped(summary):
 
 
 def _part(panel, result):
-    """What the label of a result's setting has besides those of the others in its panel."""
-    shared = os.path.commonprefix([setting["label"] for setting in panel["parts"]])
-    return result["label"][len(shared) :].strip(", ")
+    """What the label of a result's setting has besides the words that all labels of its panel have."""
+    return ", ".join(word for word in result["label"].split(", ") if word not in _shared(panel))
+
+
+def _shared(panel):
+    """The words, between commas, of all labels of a panel."""
+    labels = [setting["label"].split(", ") for setting in panel["parts"]]
+    return [word for word in labels[0] if all(word in label for label in labels)]
 
 
 def _style(panel, result):
-    labels = [setting["label"] for setting in panel["parts"]]
-    return {
-        "color": panel["colours"][_row(result)],
-        "linestyle": _STYLES[labels.index(result["label"]) % len(_STYLES)],
-    }
+    labels, colours = [setting["label"] for setting in panel["parts"]], panel["colours"]
+    number = labels.index(result["label"]) % len(_STYLES)
+    colour = colours.get(_row(result, True)) or colours[_row(result, False)]
+    return {"color": colour, "linestyle": _STYLES[number]}
+
+
+def _lines(panel, results):
+    """Results by the line they are on: those of one setting and method."""
+    groups = {}
+    for result in results:
+        groups.setdefault((result["label"], result["method"]), []).append(result)
+    return groups.values()
 
 
 def _caption(summary):
@@ -114,7 +132,7 @@ def _tuning(summary):
 
 def _title(panel, plot):
     parts = panel["parts"]
-    name = panel["label"] if len(parts) == 1 else panel["task_title"]
+    name = ", ".join(_shared(panel)) or panel["task_title"]
     sizes = " or ".join(dict.fromkeys(map(_size, parts)))
     lines = [name, f"n = {panel['train_size']:,}, {sizes}{_privacy(panel)}"]
     if plot in _OF_THE_METRIC:
@@ -151,16 +169,17 @@ def _band(axes, x, spreads, label, **style):
     return line
 
 
-def _name(panel, result, varied=True):
-    """Of a line: the method, and what is not the same for the whole panel."""
-    values = result["varied"].items() if varied else ()
-    words = [f"{'s' if name == 'delay' else name} = {value:g}" for name, value in values]
-    epsilon = float(result["epsilon"])
-    if varied and len(_epsilons(panel)) > 1 and math.isfinite(epsilon):
-        words.append(f"epsilon {epsilon:.2f}")
-    return ", ".join(
-        filter(None, [_NAMES.get(result["method"], result["method"]), _part(panel, result), *words])
-    )
+def _name(panel, result, alone=True):
+    """Of a line: the method, and what is not the same for the whole panel; all of it for a result alone."""
+    words = [_NAMES.get(result["method"], result["method"]), _part(panel, result)]
+    if alone:
+        words += [f"{'s' if name == 'delay' else name} = {x:g}" for name, x in result["varied"].items()]
+        words += [f"epsilon {float(result['epsilon']):.2f}"] if _has_own_epsilon(panel, result) else []
+    return ", ".join(filter(None, words))
+
+
+def _has_own_epsilon(panel, result):
+    return len(_epsilons(panel)) > 1 and math.isfinite(float(result["epsilon"]))
 
 
 def _curves(axes, panel):
@@ -168,27 +187,30 @@ def _curves(axes, panel):
         epochs, style = [point["epoch"] for point in result["curve"]], _style(panel, result)
         _band(axes, epochs, [point["test"] for point in result["curve"]], _name(panel, result), **style)
         train = [float(point["train"]["mean"]) for point in result["curve"]]
-        axes.plot(epochs, train, linestyle=":", color=style["color"])
+        dots = _TRAIN_STYLES[_STYLES.index(style["linestyle"])]
+        axes.plot(epochs, train, linestyle=dots, color=style["color"])
     axes.set(xlabel="epoch", ylabel=f"{_METRICS[panel['metric']]} (dotted: train)")
-    axes.set_ylim(*_where_curves_end(panel))
+    _zoom(axes, _where_curves_end(panel))
 
 
-def _where_curves_end(setting):
-    """The range of the second halves, where methods differ; the way there is cut off."""
-    late = [point for result in _done(setting) for point in result["curve"][len(result["curve"]) // 2 :]]
-    return _around([float(point[split]["mean"]) for point in late for split in ("train", "test")])
+def _where_curves_end(panel):
+    """The second halves, where methods differ; the way there is cut off."""
+    late = [point for result in _done(panel) for point in result["curve"][len(result["curve"]) // 2 :]]
+    return [float(point[split]["mean"]) for point in late for split in ("train", "test")]
 
 
-def _where_results_are(setting):
-    """Their range: a trivial predictor far below would leave them none of the height."""
-    spreads = [(float(r["test"]["mean"]), float(r["test"]["deviation"] or 0.0)) for r in _done(setting)]
-    return _around([mean + sign * deviation for mean, deviation in spreads for sign in (-1, 1)])
+def _where_results_are(panel):
+    """A trivial predictor far below would leave them none of the height."""
+    spreads = [(float(r["test"]["mean"]), float(r["test"]["deviation"] or 0.0)) for r in _done(panel)]
+    return [mean + sign * deviation for mean, deviation in spreads for sign in (-1, 1)]
 
 
-def _around(values):
-    low, high = np.nanmin(values), np.nanmax(values)
-    margin = 0.1 * (high - low) + 1e-3
-    return low - margin, high + margin
+def _zoom(axes, values):
+    """Shows the range of the values, as far as they are finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    if finite:
+        margin = 0.1 * (max(finite) - min(finite)) + 1e-3
+        axes.set_ylim(min(finite) - margin, max(finite) + margin)
 
 
 def _losses(axes, panel):
@@ -200,18 +222,15 @@ def _losses(axes, panel):
 
 
 def _tradeoff(axes, panel):
-    groups = {}
-    for result in _done(panel):
-        groups.setdefault((result["label"], result["method"]), []).append(result)
-    for results in groups.values():
+    for results in _lines(panel, _done(panel)):
         results.sort(key=lambda result: float(result["epsilon"]))
-        name, style = _name(panel, results[0], varied=False), _style(panel, results[0])
+        name, style = _name(panel, results[0], alone=False), _style(panel, results[0])
         if math.isfinite(float(results[0]["epsilon"])):
             _band(axes, [float(r["epsilon"]) for r in results], [r["test"] for r in results], name, **style)
         else:
             _across(axes, results[0], name, **style)
     axes.set(xlabel="epsilon (RDP)", ylabel=f"test {_METRICS[panel['metric']]}")
-    axes.set_ylim(*_where_results_are(panel))
+    _zoom(axes, _where_results_are(panel))
 
 
 def _across(axes, result, name, **style):
@@ -223,15 +242,15 @@ def _across(axes, result, name, **style):
 
 def _delay(axes, panel):
     varied = [result for result in _done(panel) if "delay" in result["varied"]]
-    for method in dict.fromkeys(result["method"] for result in varied):
-        own = sorted((r for r in varied if r["method"] == method), key=lambda r: r["varied"]["delay"])
-        delays, name = [r["varied"]["delay"] for r in own], _name(panel, own[0], varied=False)
-        _band(axes, delays, [r["test"] for r in own], name, **_style(panel, own[0]))
+    for results in _lines(panel, varied):
+        results.sort(key=lambda result: result["varied"]["delay"])
+        delays, name = [r["varied"]["delay"] for r in results], _name(panel, results[0], alone=False)
+        _band(axes, delays, [r["test"] for r in results], name, **_style(panel, results[0]))
     for result in _done(panel):
         if not result["varied"]:
             _across(axes, result, _name(panel, result), **{**_style(panel, result), "linestyle": "--"})
     axes.set_ylabel(f"test {_METRICS[panel['metric']]}")
-    axes.set_ylim(*_where_results_are(panel))
+    _zoom(axes, _where_results_are(panel))
     _delay_axis(axes, [result["varied"]["delay"] for result in varied])
 
 
@@ -242,17 +261,17 @@ def _delay_axis(axes, delays):
     axes.minorticks_off()
 
 
-def _second_moments(axes, setting):
+def _second_moments(axes, panel):
     from dp2_keras.experiments.probes import BINS
 
-    for result in _done(setting):
+    for result in _done(panel):
         histograms = result["probes"][0]["second_moments"]
         for number, histogram in enumerate(histograms):
             shade = 0.25 + 0.75 * (number + 1) / len(histograms)
             label = f"{result['method']}, step {histogram['step']:,}"
             axes.stairs(histogram["counts"], 10.0**BINS, label=label, alpha=shade)
     axes.set(xlabel="preconditioner sqrt(v) + eps", ylabel="coordinates", xscale="log", yscale="symlog")
-    axes.set_xlim(*_range(_done(setting), BINS))
+    axes.set_xlim(*_range(_done(panel), BINS))
 
 
 def _range(results, bins):
@@ -261,11 +280,13 @@ def _range(results, bins):
     return 10.0 ** bins[max(filled[0] - 2, 0)], 10.0 ** bins[min(filled[-1] + 3, len(bins) - 1)]
 
 
-def _staleness(axes, setting):
-    found = sorted((result["varied"]["delay"], result["staleness"]) for result in _done(setting))
-    axes.plot(*zip(*found), marker="o", label="max over t of E||g||₁ / (E||G/s||₁ + d eps)")
+def _staleness(axes, panel):
+    for results in _lines(panel, _done(panel)):
+        found = sorted((result["varied"]["delay"], result["staleness"]) for result in results)
+        words = filter(None, [_part(panel, results[0]), "max over t of E||g||₁ / (E||G/s||₁ + d eps)"])
+        axes.plot(*zip(*found), marker="o", label=": ".join(words))
     axes.set_ylabel("h(s)")
-    _delay_axis(axes, [delay for delay, _ in found])
+    _delay_axis(axes, [result["varied"]["delay"] for result in _done(panel)])
 
 
 PLOTS = {

@@ -144,6 +144,8 @@ def _steps_to_reach(setting):
         return {}
     target = final[0]["test"]["mean"]
     first = _first_step(setting, final[0], target)
+    if first is None:  # DP-SGD came to nothing that can be compared with.
+        return {}
     return {
         number: f" ({_speed(_first_step(setting, result, target), first)})"
         for number, result in enumerate(setting["results"])

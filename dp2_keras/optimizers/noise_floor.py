@@ -41,7 +41,9 @@ from dp2_keras.shrinkage import shrunk
 
 @_keras.register
 class DP2NoiseFloor(Piloted, EveryStep):
-    """DP² with a scale and weights relative to the noise, nu = sigma C / B in a step. Needs no setting.
+    """DP² with a scale and weights relative to the noise, nu = sigma C / B in a step.
+
+    For classification it needs no setting; for squared errors, a clip norm.
 
     Weights do not grow far beyond their noise, so that short inputs leave the outputs small: rows should have
     a norm of 3 or more. Multiply shorter ones, such as frequencies, by a constant (`docs/recipes.md`).
@@ -50,8 +52,8 @@ class DP2NoiseFloor(Piloted, EveryStep):
         learning_rate: float or `LearningRateSchedule`, that of DP-SGD. Defaults to "auto": each `fit` takes
             rates that fall to 0, with which the noise of all its steps adds up to `weight_noise` in the path
             of each weight. A rate that is set later stays as it is.
-        l2_norm_clip: C, the largest norm an example's scaled gradient may have. What serves DP-SGD serves
-            here. Defaults to 0.3.
+        l2_norm_clip: C, the largest norm an example's scaled gradient may have. Defaults to
+            0.3, for cross-entropies; for `loss="mse"` take the range that y is known to have.
         noise_multiplier: sigma, above 0: without noise there is nothing to measure against. Defaults to
             "auto": `fit` calibrates it to its `PrivacyBudget`.
         delay: s, how many steps a scale is used for. Defaults to 10.
@@ -72,7 +74,7 @@ class DP2NoiseFloor(Piloted, EveryStep):
     Example:
     >>> import dp2_keras as dp2, numpy as np
     >>> model = dp2.DP2Sequential([_keras.keras.Input((2,)), _keras.keras.layers.Dense(1)])
-    >>> model.compile(DP2NoiseFloor(), loss="mse")
+    >>> model.compile(DP2NoiseFloor(l2_norm_clip=1.0), loss="mse")
     >>> budget = dp2.PrivacyBudget(epsilon=2.0, delta=1e-3)
     >>> _ = model.fit(np.ones((100, 2)), np.ones((100, 1)), batch_size=10, callbacks=[budget], verbose=0)
     >>> bool(np.isclose(model.optimizer.path_variance, 0.5**2))
