@@ -42,6 +42,9 @@ def frequencies(counts):
     return _divided(counts, np.asarray(counts.sum(axis=1, dtype=np.float64)).ravel())
 
 
+FEATURES = {"binary": binary, "counts": lambda counts: counts, "frequencies": frequencies}
+
+
 def tfidf(counts, idf: np.ndarray):
     """Counts weighted by word, in rows of l2 norm 1."""
     weighted = _with_values(counts, (counts.data * np.asarray(idf)[counts.indices]).astype(np.float32))

@@ -41,8 +41,9 @@ def imdb(
     Args:
         path: a local file in the format at the top of this file. Defaults to Keras's own copy, which
             `keras.datasets.imdb.load_data` downloads if need be.
-        features: "binary" (1 where a word is present), "counts", or "tfidf" (counts times
-            1 + log((1 + n) / (1 + df)), in rows of l2 norm 1). Defaults to "binary".
+        features: "binary" (1 where a word is present), "counts", "frequencies" (counts divided by the number
+            of words in the review), or "tfidf" (counts times 1 + log((1 + n) / (1 + df)), in rows of l2
+            norm 1). Defaults to "binary".
         num_words: number of columns: words are those with numbers below it. A file that was made with
             fewer has empty columns. Defaults to 10,000.
         idf: [num_words] public weights for "tfidf", instead of those of the training reviews.
@@ -68,7 +69,7 @@ def imdb(
     References:
         Maas et al., Learning Word Vectors for Sentiment Analysis, ACL 2011.
     """
-    _checks.one_of(("binary", "counts", "tfidf"), features=features)
+    _checks.one_of((*bags.FEATURES, "tfidf"), features=features)
     _checks.positive_integer(num_words=num_words)
     _check_idf(idf, features, num_words)
     parts = _from_keras(num_words) if path is None else _from_file(path)
@@ -82,9 +83,7 @@ def imdb(
 
 
 def _featurized(counts, features, idf):
-    if features == "tfidf":
-        return bags.tfidf(counts, idf)
-    return bags.binary(counts) if features == "binary" else counts
+    return bags.tfidf(counts, idf) if features == "tfidf" else bags.FEATURES[features](counts)
 
 
 def _check_idf(idf, features, num_words):

@@ -58,15 +58,14 @@ def stackoverflow(path: str | os.PathLike, *, features: str = "binary", labels: 
     (array([[2., 0., 1.],
             [0., 1., 0.]], dtype=float32), array([1, 0], dtype=int32))
     """
-    _checks.one_of(("binary", "counts", "frequencies"), features=features)
+    _checks.one_of(tuple(bags.FEATURES), features=features)
     _checks.one_of(("first", "multi"), labels=labels)
-    featurize = {"binary": bags.binary, "counts": lambda counts: counts, "frequencies": bags.frequencies}
     label = _first if labels == "first" else _multi
     with np.load(path, allow_pickle=False) as file:
         _check_format(file, path)
         num_words, num_tags = len(file["words"]), len(file["tags"])
         train, test = [
-            (featurize[features](_words(file, split, num_words)), label(file, split, num_tags))
+            (bags.FEATURES[features](_words(file, split, num_words)), label(file, split, num_tags))
             for split in _SPLITS
         ]
     return train, test
