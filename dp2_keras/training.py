@@ -103,6 +103,7 @@ class PrivateTraining(AccountedTraining):
         _checks.boolean(diagnostics=diagnostics)
         sparse = _keras.has_sparse_inputs(self)
         held = held_for(optimizer, public_data, public_batch_size, keeps_sparse=sparse)
+        optimizer.settle_clip(loss)
         self._public_data = None  # Should what follows raise, there is none.
         super().compile(optimizer, loss, *args, **kwargs)
         if held is not None:

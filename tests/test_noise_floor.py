@@ -40,7 +40,7 @@ def rates(model, **kwargs):
     return watch.seen
 
 
-def expected_rates(steps, sigma=1.0, clip=0.3, r=0.5):
+def expected_rates(steps, sigma=1.0, clip=4.0, r=0.5):
     left = np.arange(steps, 0, -1)
     return r * left / (sigma * clip / BATCH * np.sqrt(np.sum(left**2)))
 

@@ -2,7 +2,7 @@
 
     binary     sigmoid:  loss log(1 + e^z) - y z,            accuracy of z > 0
     classes    softmax:  loss log(sum_k e^z_k) - z_y,        accuracy of argmax z
-    ratings    (p - r)^2, trained as half of it as in the authors' code
+    ratings    (p - r)^2, trained as half of it as in the authors' code, or as it is
 
 Metrics are exact functions of the private data, over all of it; epsilon does not cover them. They are
 computed here, those of linear models without Keras: the product of a sparse matrix and a kernel takes
@@ -90,31 +90,38 @@ class Classes(Problem):
         return {"most frequent class": {name: np.mean(y == most) for name, (_, y) in _splits(train, test)}}
 
 
-class Ratings(Problem):
-    """Numbers, by their squared error."""
-
-    metric = "MSE"
-    higher_is_better = False
-
-    def loss(self):
-        return half_squared_error
-
-    def scores(self, model, x, y):
-        error = np.mean((np.ravel(model(_tensors(x))) - y) ** 2)
-        return {"metric": error, "loss": 0.5 * error}
-
-    def trivial(self, train, test):
-        mean = np.mean(train[1])
-        means = {name: np.mean((y - mean) ** 2) for name, (_, y) in _splits(train, test)}
-        return {"mean rating": means, "user and item means (not private)": _means(train, test)}
-
-
 def half_squared_error(y_true, y_pred):
     """(p - r)^2 / 2 of each example."""
     import tensorflow as tf
 
     error = tf.reshape(y_pred, [-1]) - tf.reshape(tf.cast(y_true, y_pred.dtype), [-1])
     return 0.5 * tf.square(error)
+
+
+class Ratings(Problem):
+    """Numbers, by their squared error.
+
+    Args:
+        halved: whether half of it is the loss. Defaults to True.
+    """
+
+    metric = "MSE"
+    higher_is_better = False
+
+    def __init__(self, halved: bool = True):
+        self._halved = halved
+
+    def loss(self):
+        return half_squared_error if self._halved else "mse"
+
+    def scores(self, model, x, y):
+        error = np.mean((np.ravel(model(_tensors(x))) - y) ** 2)
+        return {"metric": error, "loss": 0.5 * error if self._halved else error}
+
+    def trivial(self, train, test):
+        mean = np.mean(train[1])
+        means = {name: np.mean((y - mean) ** 2) for name, (_, y) in _splits(train, test)}
+        return {"mean rating": means, "user and item means (not private)": _means(train, test)}
 
 
 def _splits(train, test):

@@ -193,10 +193,10 @@ def _tags(title, features, times=1):
 _RATINGS = dict(problem=problems.Ratings(), epochs=50, noise_multiplier=0.5, delta=1e-6)
 
 
-def _centred(title, *factors):
+def _centred(title, *factors, **other):
     """Ratings less a public 3.5, by biases."""
     title, model = f"MovieLens-100k less 3.5, {title}", _model("biases", *factors)
-    return Task(title, _movielens(3.5), model, batch_size=2000, delays=FACTOR_DELAYS, **_RATINGS)
+    return Task(title, _movielens(3.5), model, batch_size=2000, delays=FACTOR_DELAYS, **{**_RATINGS, **other})
 
 
 TASKS = {
@@ -219,6 +219,9 @@ TASKS = {
         **_RATINGS,
     ),
     "movielens-biases": _centred("user and item biases"),
+    "movielens-biases-mse": _centred(
+        "user and item biases, loss mse", problem=problems.Ratings(halved=False)
+    ),
     "movielens-factors": _centred("biases and 8 factors", 8),
     "mnist": Task("MNIST, linear", model=_linear(10), batch_size=2048, **_DIGITS),
     "mnist-network": Task(

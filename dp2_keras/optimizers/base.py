@@ -298,7 +298,17 @@ class PrivateOptimizer(Configured, Priced, Moments, _keras.Optimizer):
         arguments.check_microbatches(self.num_microbatches, batch_size)
         self._batch_size = self.expected_batch_size or batch_size
 
-    # Rates that depend on how long there is to go.
+    # What depends on the loss, and on how long there is to go.
+
+    def settle_clip(self, loss) -> None:
+        """Settles a clip norm that depends on the loss; `compile` of a private model calls it.
+
+        Args:
+            loss: what `compile` was given.
+
+        Raises:
+            ValueError: if another one was settled.
+        """
 
     def settle_rate(self, steps: int | None) -> None:
         """Settles a rate that depends on how many steps there will be, after batch size and noise.

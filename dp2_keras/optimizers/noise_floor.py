@@ -43,7 +43,7 @@ from dp2_keras.shrinkage import shrunk
 class DP2NoiseFloor(Piloted, EveryStep):
     """DP² with a scale and weights relative to the noise, nu = sigma C / B in a step.
 
-    For classification it needs no setting; for squared errors, a clip norm.
+    It needs no setting, for classification or for mean squared errors of y with a deviation of about 1.
 
     Weights do not grow far beyond their noise, so that short inputs leave the outputs small: rows should have
     a norm of 3 or more. Multiply shorter ones, such as frequencies, by a constant (`docs/recipes.md`).
@@ -53,7 +53,8 @@ class DP2NoiseFloor(Piloted, EveryStep):
             rates that fall to 0, with which the noise of all its steps adds up to `weight_noise` in the path
             of each weight. A rate that is set later stays as it is.
         l2_norm_clip: C, the largest norm an example's scaled gradient may have. Defaults to
-            0.3, for cross-entropies; for `loss="mse"` take the range that y is known to have.
+            "auto": 0.3, but 4 where a private model is compiled with mean squared errors, for y of a
+            deviation of about 1; see `auto_clip.py`. Divide y by a public number, or give a number here.
         noise_multiplier: sigma, above 0: without noise there is nothing to measure against. Defaults to
             "auto": `fit` calibrates it to its `PrivacyBudget`.
         delay: s, how many steps a scale is used for. Defaults to 10.
@@ -74,7 +75,7 @@ class DP2NoiseFloor(Piloted, EveryStep):
     Example:
     >>> import dp2_keras as dp2, numpy as np
     >>> model = dp2.DP2Sequential([_keras.keras.Input((2,)), _keras.keras.layers.Dense(1)])
-    >>> model.compile(DP2NoiseFloor(l2_norm_clip=1.0), loss="mse")
+    >>> model.compile(DP2NoiseFloor(), loss="mse")
     >>> budget = dp2.PrivacyBudget(epsilon=2.0, delta=1e-3)
     >>> _ = model.fit(np.ones((100, 2)), np.ones((100, 1)), batch_size=10, callbacks=[budget], verbose=0)
     >>> bool(np.isclose(model.optimizer.path_variance, 0.5**2))
@@ -84,7 +85,7 @@ class DP2NoiseFloor(Piloted, EveryStep):
     def __init__(
         self,
         learning_rate="auto",
-        l2_norm_clip=0.3,
+        l2_norm_clip="auto",
         noise_multiplier="auto",
         *,
         delay=10,
