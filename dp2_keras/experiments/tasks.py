@@ -203,7 +203,7 @@ TASKS = {
     "imdb": _reviews("IMDB, words present", "binary"),
     "imdb-counts": _reviews("IMDB, word counts", "counts"),
     "imdb-frequencies": _reviews("IMDB, word frequencies", "frequencies"),
-    "imdb-frequencies-times-20": _reviews("IMDB, word frequencies times 20", "frequencies", times=20),
+    "imdb-frequencies-times-80": _reviews("IMDB, word frequencies times 80", "frequencies", times=80),
     "imdb-tfidf": _reviews("IMDB, tf-idf (weights fitted on the training reviews)", "tfidf"),
     "imdb-tfidf-times-5": _reviews("IMDB, tf-idf times 5", "tfidf", times=5),
     "stackoverflow-subset": _tags("Stack Overflow, a prepared file, words present", "binary"),
