@@ -18,7 +18,7 @@ import numpy as np
 import dp2_keras as dp2
 from dp2_keras import data
 
-TIMES = {"binary": 1, "counts": 1, "frequencies": 20, "tfidf": 5}  # Short rows need long weights: recipes.md.
+TIMES = {"binary": 1, "counts": 1, "frequencies": 80, "tfidf": 5}  # Short rows need long weights: recipes.md.
 OPTIMIZERS = ("DP2NoiseFloor", "DP2RMSprop", "DPRMSprop", "DPSGD")
 
 

@@ -5,8 +5,8 @@
     python examples/movielens.py --factors 8
 
 Epsilon protects a rating, as in the paper, not all ratings of a user. Ratings are centred on 3.5, a public
-number: the mean of the data would have to be paid for. Centred ones have a deviation of about 1, which is what
-the optimizer's clip norm for squared errors is made for.
+number: the mean of the data would have to be paid for. Centred ones have a deviation of about 1, which is
+what the optimizer's clip norm for squared errors is made for.
 """
 
 from __future__ import annotations

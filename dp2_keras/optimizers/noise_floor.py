@@ -46,7 +46,7 @@ class DP2NoiseFloor(Piloted, EveryStep):
     It needs no setting, for classification or for mean squared errors of y with a deviation of about 1.
 
     Weights do not grow far beyond their noise, so that short inputs leave the outputs small: rows should have
-    a norm of 3 or more. Multiply shorter ones, such as frequencies, by a constant (`docs/recipes.md`).
+    a norm of about 10. Multiply shorter ones, such as frequencies, by a constant (`docs/recipes.md`).
 
     Args:
         learning_rate: float or `LearningRateSchedule`, that of DP-SGD. Defaults to "auto": each `fit` takes
