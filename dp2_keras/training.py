@@ -103,7 +103,7 @@ class PrivateTraining(AccountedTraining):
         _checks.boolean(diagnostics=diagnostics)
         sparse = _keras.has_sparse_inputs(self)
         held = held_for(optimizer, public_data, public_batch_size, keeps_sparse=sparse)
-        optimizer.settle_clip(loss)
+        optimizer.settle_clip(*validation.losses_and_shapes(self, loss))
         self._public_data = None  # Should what follows raise, there is none.
         super().compile(optimizer, loss, *args, **kwargs)
         if held is not None:
@@ -177,7 +177,8 @@ class PrivateTraining(AccountedTraining):
 
     def _constants(self):
         """What a traced step holds as constants."""
-        return self.optimizer.ticket, self.optimizer.batch_size, self.optimizer.sigma
+        optimizer = self.optimizer
+        return optimizer.ticket, optimizer.batch_size, optimizer.sigma, optimizer.l2_norm_clip
 
     def _gated_step(self, shares):
         """One step of all replicas, if it may run."""

@@ -184,6 +184,13 @@ def check_ranges(model, x, y) -> None:
             _check_range("labels", label, output.shape[-1])
 
 
+def losses_and_shapes(model, loss) -> tuple[list, list[tuple] | None]:
+    """The loss of each output, or one for all, and the outputs' shapes if they are known."""
+    outputs = getattr(model, "outputs", None) if model.built else None
+    losses = _by_name(loss, getattr(model, "output_names", None) or loss)
+    return list(losses), outputs and [tuple(output.shape) for output in outputs]
+
+
 def _inputs_of(layer, model, x):
     """The arrays of `x` that go straight into a layer."""
     inputs = getattr(model, "inputs", None) or []

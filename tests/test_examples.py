@@ -17,13 +17,17 @@ def run(name, capsys, *options):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("optimizer", ["DP2NoiseFloor", "DP2RMSprop", "DPRMSprop", "DPSGD"])
-def test_imdb(optimizer, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "optimizer, features",
+    [("DP2NoiseFloor", "frequencies"), ("DP2RMSprop", "binary"), ("DPRMSprop", "tfidf"), ("DPSGD", "counts")],
+)
+def test_imdb(optimizer, features, tmp_path, capsys):
     rng = np.random.default_rng(0)
     part = dict(indptr=np.arange(0, 505, 5), indices=rng.integers(4, 500, 500), labels=np.arange(100) % 2)
     arrays = {f"{split}_{name}": values for split in ("train", "test") for name, values in part.items()}
     np.savez(tmp_path / "imdb.npz", **arrays)
-    output = run("imdb", capsys, "--data", tmp_path / "imdb.npz", "--optimizer", optimizer)
+    told = ("--optimizer", optimizer, "--features", features)
+    output = run("imdb", capsys, "--data", tmp_path / "imdb.npz", *told)
     assert f"{optimizer}: test accuracy 0." in output and "epsilon = 3" in output.replace("2.99", "3")
 
 

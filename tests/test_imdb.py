@@ -1,6 +1,7 @@
 """IMDB against a bag of words that is counted review by review, in plain Python."""
 
 import collections
+import http.client
 import math
 
 import keras
@@ -90,12 +91,15 @@ def test_without_a_path_the_reviews_are_those_of_keras(path, monkeypatch):
         np.testing.assert_array_equal(ours[1], file[1])
 
 
-def test_a_failed_download_says_where_to_put_the_file(monkeypatch):
+@pytest.mark.parametrize("error", [Exception, ConnectionResetError, http.client.IncompleteRead])
+def test_a_failed_download_says_where_to_put_the_file(error, monkeypatch):
     def load_data(num_words):
-        raise Exception("URL fetch failure: no route to host")
+        raise error(b"no route to host")
 
     monkeypatch.setattr(keras.datasets.imdb, "load_data", load_data)
-    with pytest.raises(data.DownloadError, match="no route to host.* put it at datasets/imdb.npz of Keras's"):
+    with pytest.raises(
+        data.DownloadError, match=r"^Could not get imdb.npz from keras.datasets.imdb: .*`datasets`"
+    ):
         data.imdb()
 
 

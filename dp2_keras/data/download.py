@@ -78,9 +78,13 @@ def fetch(
 
 def failure(url: str, path: str, reason) -> DownloadError:
     """The error for a file that could not be had."""
+    return _failure(os.path.basename(path), url, reason, f"at {path}")
+
+
+def _failure(name, url, reason, place):
     return DownloadError(
-        f"Could not get {os.path.basename(path)} from {url}: {reason}. To go on without this download, get "
-        f"the file by hand and put it at {path}"
+        f"Could not get {name} from {url}: {reason}. To go on without this download, get "
+        f"the file by hand and put it {place}"
     )
 
 
@@ -102,10 +106,11 @@ def from_keras(name: str, **arguments):
     try:
         return getattr(keras.datasets, name).load_data(**arguments)
     except Exception as error:
-        if type(error) is not Exception:  # Keras has no narrower one for a download that failed.
+        # Keras has no narrower one for a download that failed; one that was cut short is one of the others.
+        if type(error) is not Exception and not isinstance(error, (OSError, http.client.HTTPException)):
             raise
-        place = f"datasets/{name}.npz of Keras's directory, which is ~/.keras unless it was told otherwise"
-        raise failure(f"keras.datasets.{name}", place, error) from error
+        place = "in `datasets` of Keras's directory, which is ~/.keras unless it was told otherwise"
+        raise _failure(f"{name}.npz", f"keras.datasets.{name}", error, place) from error
 
 
 def home() -> str:

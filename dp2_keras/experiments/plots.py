@@ -24,7 +24,7 @@ _PANEL, _COLUMNS = (5.4, 4.9), 3
 _STYLES, _TRAIN_STYLES = ("-", "--", "-."), (":", (0, (1, 4)), (0, (1, 7)))
 _NAMES = {"DP2NoiseFloorRecipe": "DP2NoiseFloor (recipe)"}
 _METRICS = {"accuracy": "accuracy", "MSE": "MSE (stars²)"}
-_LOSSES = {"accuracy": "nats", "MSE": "half squares"}
+_LOSSES = {"accuracy": "nats", "MSE": "stars²"}
 _OF_THE_METRIC = ("curves", "tradeoff", "delay")  # Figures in which a trivial predictor has its say.
 _BY_EPOCH = ("curves", "losses")  # Figures in which a line has one value of what is varied, not all.
 

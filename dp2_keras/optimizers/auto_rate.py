@@ -15,7 +15,7 @@ import math
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras
-from dp2_keras.optimizers.auto_clip import AutoClip
+from dp2_keras.optimizers.base import PrivateOptimizer
 from dp2_keras.variables import own_variable
 
 
@@ -58,15 +58,15 @@ class Decay:
         return tf.cast(tf.clip_by_value(share, 0.0, 1.0), tf.float32)
 
 
-class AutoRate(AutoClip):
+class AutoRate(PrivateOptimizer):
     """A rate that `fit` settles, and that stays what a user or a callback makes of it.
 
     Args:
         learning_rate: float, `LearningRateSchedule`, or "auto".
-        l2_norm_clip: C, as in `AutoClip`.
+        l2_norm_clip: C.
         noise_multiplier: sigma.
         weight_noise: r.
-        **kwargs: see `AutoClip`.
+        **kwargs: see `PrivateOptimizer`.
     """
 
     def __init__(self, learning_rate, l2_norm_clip, noise_multiplier, *, weight_noise, **kwargs):

@@ -300,14 +300,15 @@ class PrivateOptimizer(Configured, Priced, Moments, _keras.Optimizer):
 
     # What depends on the loss, and on how long there is to go.
 
-    def settle_clip(self, loss) -> None:
+    def settle_clip(self, losses: Sequence, shapes: Sequence[tuple] | None) -> None:
         """Settles a clip norm that depends on the loss; `compile` of a private model calls it.
 
         Args:
-            loss: what `compile` was given.
+            losses: what `compile` was given, for each output, or one for all.
+            shapes: of the outputs, with the batch's axis; None if they are not known yet.
 
         Raises:
-            ValueError: if another one was settled.
+            ValueError: if steps were taken with another one, or it depends on shapes that are not known.
         """
 
     def settle_rate(self, steps: int | None) -> None:

@@ -34,13 +34,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 from dp2_keras import _checks, _keras
+from dp2_keras.optimizers.auto_clip import AutoClip
 from dp2_keras.optimizers.piloted import Piloted
 from dp2_keras.optimizers.rules import EveryStep
 from dp2_keras.shrinkage import shrunk
 
 
 @_keras.register
-class DP2NoiseFloor(Piloted, EveryStep):
+class DP2NoiseFloor(AutoClip, Piloted, EveryStep):
     """DP² with a scale and weights relative to the noise, nu = sigma C / B in a step.
 
     It needs no setting, for classification or for mean squared errors of y with a deviation of about 1.
@@ -53,8 +54,9 @@ class DP2NoiseFloor(Piloted, EveryStep):
             rates that fall to 0, with which the noise of all its steps adds up to `weight_noise` in the path
             of each weight. A rate that is set later stays as it is.
         l2_norm_clip: C, the largest norm an example's scaled gradient may have. Defaults to
-            "auto": 0.3, but 4 where a private model is compiled with mean squared errors, for y of a
-            deviation of about 1; see `auto_clip.py`. Divide y by a public number, or give a number here.
+            "auto": 0.3, but 4 / sqrt(k) where a private model is compiled with the mean squared error of
+            k outputs, for y of a deviation of about 1; see `auto_clip.py`. Divide y by a public number, or
+            give a number here.
         noise_multiplier: sigma, above 0: without noise there is nothing to measure against. Defaults to
             "auto": `fit` calibrates it to its `PrivacyBudget`.
         delay: s, how many steps a scale is used for. Defaults to 10.

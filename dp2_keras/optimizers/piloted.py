@@ -25,7 +25,7 @@ class Piloted(AutoRate):
     def __init__(self, learning_rate, l2_norm_clip, noise_multiplier, *, pilot_share, **kwargs):
         _checks.fraction(pilot_share=pilot_share)
         super().__init__(learning_rate, l2_norm_clip, noise_multiplier, **kwargs)
-        if pilot_share and pilot.is_too_small(self.l2_norm_clip):
+        if pilot_share and pilot.is_too_small(l2_norm_clip):
             _checks.fail("at least 1e-5, or `pilot_share=0`: squares would vanish", l2_norm_clip=l2_norm_clip)
         self.pilot_share = pilot_share
         self._pilot_steps = self.add_scalar(0.0, "pilot_steps")
