@@ -230,3 +230,11 @@ def test_canaries_are_rows_after_the_ordinary_ones():
     np.testing.assert_array_equal(x[2][-3:, 0], [0.0, 2e6, 2e6])
     np.testing.assert_array_equal(weights[0][-3:], [1.0, 0.0, 0.0])
     np.testing.assert_array_equal(weights[1][-3:], [0.0, 1.0, 0.0])
+
+
+def test_the_clip_norm_is_the_one_in_force_and_not_that_of_the_canaries_loss():
+    model = dp2.DP2Sequential([keras.Input((3,)), keras.layers.Dense(10_000)])
+    model.compile(dp2.DP2NoiseFloor(0.1, noise_multiplier=1.0), loss="mse")
+    listener = canaries.listening(model.optimizer, sampling_rate=0.1)
+    listener.settle_clip(["mse", canaries.pull_at_own_weight], [(None, 10_000), (None, 1)])
+    assert listener.largest_clip() == model.optimizer.l2_norm_clip == pytest.approx(0.04)

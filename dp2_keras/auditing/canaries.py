@@ -147,7 +147,8 @@ def listening(optimizer, sampling_rate: float):
             return super()._directions(variables, *releases)
 
     Listening.__name__ = type(optimizer).__name__
-    return Listening.from_config(optimizer.get_config())
+    clip = {"l2_norm_clip": optimizer.l2_norm_clip}  # The one in force: canaries have a loss of their own.
+    return Listening.from_config({**optimizer.get_config(), **clip})
 
 
 def _log_mixture(rate, exponent):
