@@ -140,17 +140,26 @@ def test_another_loss_needs_another_optimizer_once_steps_were_taken():
 def test_models_that_share_an_optimizer_never_mix_two_clip_norms():
     model, other = compiled("mse"), compiled(BINARY)
     other.compile(model.optimizer, loss=BINARY)  # No step was taken yet.
-    for each in (model, other):
-        each.optimizer.resolve_batch_size(10)
-    model.fit(X, Y, batch_size=10, verbose=0)
+    model.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    for found, expected in zip(model.get_weights(), trained("mse", l2_norm_clip=0.3)):
+        np.testing.assert_array_equal(found, expected)
     assert model.ledger.entries[-1].mechanism.l2_norm_clips == (0.3, pilot.squares_clip(0.3))
+    with pytest.raises(ValueError, match="asks for 4, after 0.3"):
+        other.compile(model.optimizer, loss="mse")
 
 
-@pytest.mark.parametrize("make", [lambda m: keras.models.clone_model(m), lambda m: m])
+def plain_model():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+
+def plain_clone():
+    return keras.models.clone_model(dp2.unwrap(compiled("mse")))
+
+
+@pytest.mark.parametrize("make", [plain_model, plain_clone])
 def test_without_a_private_compile_no_step_is_taken(make):
-    plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model = make(plain)
-    optimizer = dp2.DP2NoiseFloor(0.1, noise_multiplier=1.0, expected_batch_size=10)
+    model, settled = make(), compiled("mse", learning_rate=0.1, expected_batch_size=10).optimizer
+    optimizer = dp2.DP2NoiseFloor.from_config(settled.get_config())
     model.compile(optimizer, loss=MSE(reduction="none"), jit_compile=False)
     with pytest.raises(ValueError, match='`l2_norm_clip="auto"` is settled by `compile` of a private model'):
         model.fit(X, Y, batch_size=10, verbose=0)

@@ -97,10 +97,10 @@ def test_a_failed_download_says_where_to_put_the_file(error, monkeypatch):
         raise error(b"no route to host")
 
     monkeypatch.setattr(keras.datasets.imdb, "load_data", load_data)
-    with pytest.raises(
-        data.DownloadError, match=r"^Could not get imdb.npz from keras.datasets.imdb: .*`datasets`"
-    ):
+    said = "^Could not get imdb.npz from keras.datasets.imdb: .* by hand and put it in `datasets` of Keras's"
+    with pytest.raises(data.DownloadError, match=said) as caught:
         data.imdb()
+    assert str(caught.value.__cause__) in str(caught.value)
 
 
 @pytest.mark.parametrize("error", [MemoryError, ValueError])

@@ -5,8 +5,8 @@
 An example's gradient is its error times its inputs. A classifier's errors end at 1, and a clip norm far
 below makes all examples count alike, which classifiers like. The size of an error is what a mean is made of,
 and is left alone where that can be: the gradient of sum_j (p_j - y_j)^2 / k in the outputs has a norm near
-2 / sqrt(k) times the deviation of y. So C is made for y of a deviation of about 1, and inputs of a norm of a
-few: it was chosen on ratings, where inputs have a norm of 1.4.
+2 / sqrt(k) times the deviation of y and the norm of the inputs. So C is made for y of a deviation of about 1
+and inputs of a norm of a few; 4 is the range of ratings, whose inputs have a norm of 1.4.
 
 C is a public number, that of the compiled loss, before any example is seen.
 """
