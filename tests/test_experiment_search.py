@@ -91,3 +91,36 @@ def test_a_refinement_keeps_its_delay_within_the_run(tmp_path):
     assert one.next_runs(types.SimpleNamespace(of=lambda keys: rows)) == []  # 40 would be all of 40 steps.
     rows[0]["curve"][0]["train"] = 30
     assert [run.hyper for run in one.next_runs(types.SimpleNamespace(of=lambda keys: rows))] == [{"delay": 5}]
+
+
+def refined(tmp_path, metric, refine):
+    """The points of a search for `metric`, a function of the rate, and what it chose."""
+    case = configuration.Case(
+        "", "synthetic", 1, 50, 1.0, None, "DPSGD", None, "ours", None, space={}, varied={}
+    )
+    options = reproduce.Options(str(tmp_path), search=3, refine=refine)
+    one = reproduce.Search(case, {"learning_rate": [1, 2, 4]}, options)
+
+    def rows(keys):
+        return [{"hyper": r.hyper, "curve": [{"train": metric(r.hyper["learning_rate"])}]} for r in one.runs]
+
+    store = types.SimpleNamespace(of=rows)
+    while one.next_runs(store):
+        pass
+    return [run.hyper["learning_rate"] for run in one.runs[3:]], one.choice(store)
+
+
+def test_a_search_goes_past_an_end_until_its_winner_is_inside(tmp_path):
+    points, choice = refined(tmp_path, lambda rate: -abs(rate - 16), refine=1)
+    assert points == [8, 16, 32] and choice.hyper == {"learning_rate": 16} and choice.edges == ()
+    assert choice.runs == 6
+
+
+def test_a_search_past_an_end_has_an_end(tmp_path):
+    points, choice = refined(tmp_path, lambda rate: rate, refine=1)
+    assert points == [2**k for k in range(3, 12)] and choice.edges == ("learning_rate",)
+
+
+def test_a_winner_inside_is_not_gone_past(tmp_path):
+    assert refined(tmp_path, lambda rate: -abs(rate - 2), refine=1)[1].runs == 3
+    assert refined(tmp_path, lambda rate: rate, refine=0)[1].runs == 3

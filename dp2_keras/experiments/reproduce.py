@@ -31,7 +31,8 @@ class Options:
         data: the directory of the data; None downloads what can be.
         jobs: processes; None is one for each core.
         search: candidates for each method; 0 takes the configuration's hyper-parameters.
-        refine: further runs for each method, around its winner.
+        refine: further runs for each method, around its winner; then, where it stands at the end of a list,
+            up to `search.PAST_ENDS` more past it.
         halving: search by rounds, in which the worse candidates do not run to the end.
         seeds: how many; None is as the configuration says.
         epochs: instead of the configuration's.
@@ -157,7 +158,7 @@ class Search:
         self._steps = case.epochs * _steps_per_epoch(case, options)
         self._lengths = search.lengths(case.epochs) if options.halving else [case.epochs]
         self.runs = self._runs_of(search.candidates(grid, options.search))
-        self._dropped, self._refine = 0, options.refine
+        self._dropped, self._left = 0, options.refine and options.refine + search.PAST_ENDS
 
     def choice(self, store: Store) -> Choice | None:
         """The winner so far."""
@@ -182,13 +183,20 @@ class Search:
 
     def _refined(self, store):
         """The winner's neighbours that have not run, while there are runs left; they are counted as runs."""
-        choice, done = self.choice(store), {run.key for run in self.runs}
+        choice = self.choice(store)
         if choice is None:
             return []
-        near = [p for p in search.neighbours(choice.hyper, self._grid) if methods.fits(p, self._steps)]
-        fresh = [run for run in self._runs_of(near) if run.key not in done][: self._refine]
-        self.runs, self._refine = self.runs + fresh, self._refine - len(fresh)
+        near = self._not_run(search.neighbours(choice.hyper, self._grid))
+        around = self._left - search.PAST_ENDS
+        points = near[:around] if around > 0 else search.past_ends(near, self._grid)[: self._left]
+        fresh = self._runs_of(points)
+        self.runs, self._left = self.runs + fresh, self._left - len(fresh)
         return fresh
+
+    def _not_run(self, points):
+        done = {run.key for run in self.runs}
+        possible = [point for point in points if methods.fits(point, self._steps)]
+        return [point for point, run in zip(possible, self._runs_of(possible)) if run.key not in done]
 
     def _rows(self, store):
         return store.of([run.key for run in self.runs])

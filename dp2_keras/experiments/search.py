@@ -5,12 +5,13 @@
     halving    = all candidates run a quarter of the epochs, the best third of them half, the best third of
                  those all: a quarter is a run of its own, with the noise of a step as in the whole
     refinement = the winner's neighbours, one step along each axis, past the ends of a list too; again from a
-                 better one, while R runs last
+                 better one, while R runs last; then, while the winner stands at an end, what is past it
+                 alone, with 8 runs at most
 
 as in the paper, which selects on training metrics too. Every candidate looks at the private data: EPSILON
-OF THE WINNER DOES NOT COVER THE SEARCH. A winner with a value at the end of its list is flagged: the grid
-should be wider. The search has a seed of its own, so that the seeds that are reported had no part in the
-choice.
+OF THE WINNER DOES NOT COVER THE SEARCH. A winner that still has a value at the end of its list is flagged:
+the grid should be wider. The search has a seed of its own, so that the seeds that are reported had no part
+in the choice.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dp2_keras import _checks
 from dp2_keras.experiments.problems import Problem
 
 SEED = 1_000
+PAST_ENDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +106,16 @@ def _beside(value, values):
 def _rounded(number, like):
     """Of the same type; a count is 1 at least."""
     return max(1, round(number)) if isinstance(like, int) else float(f"{number:.3g}")
+
+
+def past_ends(points: Sequence[Mapping[str, Any]], grid: Mapping[str, Sequence]) -> list[Mapping[str, Any]]:
+    """Of some points those with a value that is in no list.
+
+    Example:
+    >>> past_ends([{"eps": 0.01}, {"eps": 1.0}], {"eps": [0.01, 0.1]})
+    [{'eps': 1.0}]
+    """
+    return [point for point in points if any(point[name] not in values for name, values in grid.items())]
 
 
 def widened(grid: Mapping[str, Sequence], points: Sequence[Mapping[str, Any]]) -> dict[str, list]:
