@@ -9,7 +9,7 @@ from dp2_keras.experiments import configuration as configurations
 from dp2_keras.experiments import methods, report, summary, tasks
 from dp2_keras.experiments.progress import Progress, duration
 
-TABLES = ["ablations", "main", "practical", "recipe", "small-batches"]
+TABLES = ["ablations", "main", "practical", "practical-public", "recipe", "small-batches"]
 
 
 # Configurations.

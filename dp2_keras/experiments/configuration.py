@@ -85,7 +85,7 @@ def names(kind: str | None = None) -> list[str]:
 
     Example:
     >>> names("table")
-    ['ablations', 'main', 'practical', 'recipe', 'small-batches']
+    ['ablations', 'main', 'practical', 'practical-public', 'recipe', 'small-batches']
     """
     files = importlib.resources.files("dp2_keras.experiments").joinpath("configurations").iterdir()
     found = sorted(file.name[: -len(".json")] for file in files if file.name.endswith(".json"))
