@@ -123,16 +123,19 @@ def test_trivial_predictors_of_ratings():
     assert found["user and item means (not private)"]["test"] == pytest.approx((2 - 2 / 6) ** 2)
 
 
-def test_short_rows_are_made_longer(monkeypatch):
+@pytest.mark.parametrize(
+    "name, loader, total",
+    [
+        ("imdb-tfidf", "imdb", 1),
+        ("imdb-tfidf-times-5", "imdb", 5),
+        ("imdb-frequencies-times-80", "imdb", 80),
+        ("stackoverflow-subset-frequencies", "stackoverflow", 1),
+        ("stackoverflow-subset-frequencies-times-20", "stackoverflow", 20),
+    ],
+)
+def test_short_rows_are_made_longer(name, loader, total, monkeypatch):
     parts = [(np.full((2, 4), 0.25, np.float32), np.array([0, 1]))] * 2
-    monkeypatch.setattr(tasks.data, "imdb", lambda path, features: parts)
-    for name, total in (("imdb-tfidf", 1), ("imdb-tfidf-times-5", 5), ("imdb-frequencies-times-80", 80)):
-        np.testing.assert_array_equal(tasks.get(name).load("anywhere").train[0].sum(axis=1), total)
-
-
-def test_frequencies_are_taken_times_20(monkeypatch):
-    parts = [(np.full((2, 4), 0.25, np.float32), np.array([0, 1]))] * 2
-    monkeypatch.setattr(tasks.data, "stackoverflow", lambda path, features: parts)
-    x, y = tasks.get("stackoverflow-subset-frequencies").load("anywhere").train
-    np.testing.assert_array_equal(x.sum(axis=1), 20.0)
+    monkeypatch.setattr(tasks.data, loader, lambda path, features: parts)
+    x, y = tasks.get(name).load("anywhere").train
+    np.testing.assert_array_equal(x.sum(axis=1), total)
     np.testing.assert_array_equal(y, [0, 1])

@@ -207,7 +207,8 @@ TASKS = {
     "imdb-tfidf": _reviews("IMDB, tf-idf (weights fitted on the training reviews)", "tfidf"),
     "imdb-tfidf-times-5": _reviews("IMDB, tf-idf times 5", "tfidf", times=5),
     "stackoverflow-subset": _tags("Stack Overflow, a prepared file, words present", "binary"),
-    "stackoverflow-subset-frequencies": _tags(
+    "stackoverflow-subset-frequencies": _tags("Stack Overflow, a prepared file, frequencies", "frequencies"),
+    "stackoverflow-subset-frequencies-times-20": _tags(
         "Stack Overflow, a prepared file, frequencies times 20", "frequencies", times=20
     ),
     "movielens": Task(
