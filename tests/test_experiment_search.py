@@ -1,11 +1,11 @@
 """The search: points of a grid, chosen by training metrics, and the winner's neighbours."""
 
 import math
-import types
 
 import pytest
 
 from dp2_keras.experiments import configuration, methods, problems, reproduce, search, tasks
+from dp2_keras.public_data import DEFAULT_BATCH_SIZE
 
 GRID = {"a": list(range(10)), "b": [0.1, 0.2, 0.3]}
 
@@ -25,10 +25,10 @@ def candidate_row(a, train, test=0.0):
 
 def test_the_winner_has_the_best_training_metric_whatever_test_says():
     rows = [candidate_row(3, 0.8, test=0.9), candidate_row(4, 0.9, test=0.1), candidate_row(5, "nan")]
-    choice = search.choose(rows, problems.Binary(), GRID, runs=4)
+    choice = search.choose(rows, problems.Binary(), runs=4)
     assert choice == search.Choice({"a": 4, "b": 0.2}, runs=4, failed=2, train=0.9, edges=())
-    assert search.choose(rows, problems.Ratings(), GRID, runs=3).hyper["a"] == 3
-    assert search.choose([candidate_row(5, "nan")], problems.Ratings(), GRID, runs=1) is None
+    assert search.choose(rows, problems.Ratings(), runs=3).hyper["a"] == 3
+    assert search.choose([candidate_row(5, "nan")], problems.Ratings(), runs=1) is None
 
 
 def test_the_best_third_survives_a_round_of_halving():
@@ -36,12 +36,6 @@ def test_the_best_third_survives_a_round_of_halving():
     assert [hyper["a"] for hyper in search.survivors(rows, problems.Binary())] == [2, 3]
     assert [hyper["a"] for hyper in search.survivors(rows, problems.Ratings())] == [0, 3]
     assert search.survivors(rows[1:2], problems.Binary()) == []
-
-
-def test_a_winner_on_an_edge_is_flagged():
-    assert search.choose([candidate_row(9, 0.8)], problems.Binary(), GRID, 1).edges == ("a",)
-    assert search.edges({"a": 0, "b": 0.3}, GRID) == ("a", "b")
-    assert search.edges({"a": 5}, {"a": [5]}) == ()
 
 
 @pytest.mark.parametrize("method", [name for name in methods.METHODS if methods.get(name).space])
@@ -74,53 +68,121 @@ def test_delays_of_a_configuration_end_within_a_run_too():
 
 
 def test_neighbours_differ_in_one_value_and_go_past_the_ends():
-    grid = {"rate": [0.1, 0.3, 1], "delay": [1, 4], "power": [0.5, 1]}
-    points = search.neighbours({"rate": 1, "delay": 1, "power": 1}, grid)
-    assert [{name: p[name] for name in p if p[name] != 1} for p in points] == [
-        {"delay": 4}, {"power": 0.5}, {"power": 2}, {"rate": 0.3}, {"rate": 3},
+    grid = {"rate": [0.1, 0.3, 1], "delay": [1, 4], "clip": [0.05, 2, 5]}
+    points = search.neighbours({"rate": 1, "delay": 1, "clip": 5}, grid)
+    assert [{name: p[name] for name in p if p[name] != {"clip": 5}.get(name, 1)} for p in points] == [
+        {"clip": 2}, {"clip": 12.5}, {"delay": 4}, {"rate": 0.3}, {"rate": 3.33},
     ]  # fmt: skip
 
 
+def test_what_is_past_the_ends_is_further_out_in_the_value_that_stands_there():
+    grid, tried = {"a": [1, 2, 4], "b": [1, 2, 4]}, {"a": [1, 2, 4, 8, 16], "b": [1, 2, 4]}
+    assert search.past_ends({"a": 4, "b": 2}, grid, tried) == {"a": {"a": 8, "b": 2}}
+    assert search.past_ends({"a": 8, "b": 1}, grid, tried) == {"a": {"a": 16, "b": 1}}  # b: a count.
+    assert search.past_ends({"a": 2, "b": 4}, grid, tried) == {"b": {"a": 2, "b": 8}}
+    assert search.past_ends({"a": 5}, {"a": [5]}, {"a": [5]}) == {}
+
+
+@pytest.mark.parametrize(
+    "method, inside, outside",
+    [
+        ("DP2NoiseFloor", {"power": 1.0}, {"power": 1.33}),
+        ("DP2RMSpropExtraQuery", {"delay": 2}, {"delay": 1}),
+        ("DPAdagradPublicSubspace", {"subspace_size": DEFAULT_BATCH_SIZE}, {"subspace_size": 80}),
+        ("DP2RMSprop", {"delay": 99, "eps": 1e3}, {"delay": 100}),
+    ],
+)
+def test_limits_are_those_of_the_optimizers(method, inside, outside):
+    assert methods.fits(method, inside, steps=100) and not methods.fits(method, outside, steps=100)
+
+
+class Searched:
+    """A search that has run to its end, where training gives `metric` of a point, or fails with None."""
+
+    def __init__(self, tmp_path, metric, grid, method="DPSGD", epochs=1, **options):
+        self.metric, self.rows, self.waves = metric, {}, []
+        one = reproduce.Search(case_of(method, epochs), grid, reproduce.Options(str(tmp_path), **options))
+        fresh = one.runs
+        while fresh:
+            self.waves.append(fresh)
+            self.rows.update({run.key: run for run in fresh})
+            fresh = one.next_runs(self)
+        self.choice = one.choice(self)
+
+    @property
+    def later(self):
+        return [run.hyper for wave in self.waves[1:] for run in wave]
+
+    def of(self, keys):
+        """As of a store: rows of the runs that did not fail."""
+        found = [(self.rows[key].hyper, self.metric(**self.rows[key].hyper)) for key in keys]
+        return [{"hyper": h, "curve": [{"train": train}]} for h, train in found if train is not None]
+
+
+def case_of(method, epochs):
+    return configuration.Case(
+        "", "synthetic", epochs, 50, 1.0, None, method, None, "ours", None, space={}, varied={}
+    )
+
+
 def test_a_refinement_keeps_its_delay_within_the_run(tmp_path):
-    case = configuration.Case(
-        "", "synthetic", 1, 50, 1.0, None, "DP2RMSprop", None, "ours", None, space={}, varied={}
-    )
-    one = reproduce.Search(case, {"delay": [10, 20]}, reproduce.Options(str(tmp_path), search=2, refine=9))
-    rows = [{"hyper": {"delay": delay}, "curve": [{"train": delay}]} for delay in (10, 20)]
-    assert {run.hyper["delay"] for run in one.runs} == {10, 20}
-    assert one.next_runs(types.SimpleNamespace(of=lambda keys: rows)) == []  # 40 would be all of 40 steps.
-    rows[0]["curve"][0]["train"] = 30
-    assert [run.hyper for run in one.next_runs(types.SimpleNamespace(of=lambda keys: rows))] == [{"delay": 5}]
+    best_at = lambda best: lambda delay: -abs(delay - best)  # noqa: E731
+    options = dict(grid={"delay": [10, 20]}, method="DP2RMSprop", search=2, refine=9)
+    late = Searched(tmp_path, best_at(99), **options)
+    assert late.later == [] and late.choice.edges == ()  # 40 would be all of 40 steps, and no edge.
+    assert Searched(tmp_path, best_at(1), **options).later == [{"delay": 5}, {"delay": 2}, {"delay": 1}]
 
 
-def refined(tmp_path, metric, refine):
-    """The points of a search for `metric`, a function of the rate, and what it chose."""
-    case = configuration.Case(
-        "", "synthetic", 1, 50, 1.0, None, "DPSGD", None, "ours", None, space={}, varied={}
-    )
-    options = reproduce.Options(str(tmp_path), search=3, refine=refine)
-    one = reproduce.Search(case, {"learning_rate": [1, 2, 4]}, options)
+RATES = {"learning_rate": [1, 2, 4]}
 
-    def rows(keys):
-        return [{"hyper": r.hyper, "curve": [{"train": metric(r.hyper["learning_rate"])}]} for r in one.runs]
 
-    store = types.SimpleNamespace(of=rows)
-    while one.next_runs(store):
-        pass
-    return [run.hyper["learning_rate"] for run in one.runs[3:]], one.choice(store)
+def rates(points):
+    return [point["learning_rate"] for point in points]
 
 
 def test_a_search_goes_past_an_end_until_its_winner_is_inside(tmp_path):
-    points, choice = refined(tmp_path, lambda rate: -abs(rate - 16), refine=1)
-    assert points == [8, 16, 32] and choice.hyper == {"learning_rate": 16} and choice.edges == ()
-    assert choice.runs == 6
+    found = Searched(tmp_path, lambda learning_rate: -abs(learning_rate - 16), RATES, search=3, refine=1)
+    assert rates(found.later) == [8, 16, 32] and rates([found.choice.hyper]) == [16]
+    assert found.choice.edges == () and found.choice.runs == 6
 
 
 def test_a_search_past_an_end_has_an_end(tmp_path):
-    points, choice = refined(tmp_path, lambda rate: rate, refine=1)
-    assert points == [2**k for k in range(3, 12)] and choice.edges == ("learning_rate",)
+    found = Searched(tmp_path, lambda learning_rate: learning_rate, RATES, search=3, refine=1)
+    assert rates(found.later) == [2**k for k in range(3, 12)] and found.choice.edges == ("learning_rate",)
 
 
-def test_a_winner_inside_is_not_gone_past(tmp_path):
-    assert refined(tmp_path, lambda rate: -abs(rate - 2), refine=1)[1].runs == 3
-    assert refined(tmp_path, lambda rate: rate, refine=0)[1].runs == 3
+def test_a_search_without_refinement_flags_its_edges(tmp_path):
+    found = Searched(tmp_path, lambda learning_rate: learning_rate, RATES, search=3)
+    assert found.later == [] and found.choice.edges == ("learning_rate",)
+    inside = Searched(tmp_path, lambda learning_rate: -abs(learning_rate - 2), RATES, search=3)
+    assert inside.later == [] and inside.choice.edges == ()
+
+
+def test_after_its_runs_around_a_winner_a_search_goes_outwards_alone(tmp_path):
+    grid = {"learning_rate": [0.5, 1, 2, 4], "l2_norm_clip": [0.5, 1, 2, 4]}
+    far = lambda learning_rate, l2_norm_clip: -abs(learning_rate - 16) - abs(l2_norm_clip - 1) / 10  # noqa: E731
+    found = Searched(tmp_path, far, grid, search=16, refine=1)
+    assert len(found.later) == 3 and found.choice.hyper == {"learning_rate": 16, "l2_norm_clip": 1}
+    assert {p["l2_norm_clip"] for p in found.later} == {1}  # Clips beside 1 are not run at rates past 4.
+
+
+def test_an_end_that_another_point_went_past_is_an_end_still(tmp_path):
+    grid = {"learning_rate": [1, 2, 4], "l2_norm_clip": [1, 2, 4]}
+    loss = lambda learning_rate, l2_norm_clip: abs(learning_rate - 16) + 3 * abs(l2_norm_clip - 8)  # noqa: E731
+    found = Searched(tmp_path, lambda **point: -loss(**point), grid, search=9, refine=1)
+    assert found.choice.hyper == {"learning_rate": 16, "l2_norm_clip": 8} and found.choice.edges == ()
+
+
+def test_a_value_that_fails_is_tried_once_and_is_no_edge(tmp_path):
+    grows = lambda learning_rate: None if learning_rate > 8 else learning_rate  # noqa: E731
+    found = Searched(tmp_path, grows, RATES, search=3, refine=4)
+    assert rates(found.later) == [8, 16] and found.choice.edges == () and found.choice.failed == 1
+
+
+def test_past_ends_come_after_the_rounds_of_a_halving(tmp_path):
+    best_at_8 = lambda learning_rate: -abs(learning_rate - 8)  # noqa: E731
+    found = Searched(tmp_path, best_at_8, RATES, epochs=4, search=3, halving=True, refine=1)
+    first, *later = [[(run.epochs, run.hyper["learning_rate"]) for run in wave] for wave in found.waves]
+    assert sorted(first) == [(1, 1), (1, 2), (1, 4)]
+    assert later == [[(2, 4)], [(4, 4)], [(4, 2)], [(4, 8)], [(4, 16)]]
+    assert found.choice == search.Choice({"learning_rate": 8}, runs=6, failed=0, train=0, dropped=2)

@@ -73,6 +73,7 @@ class Method:
         is_private: whether there is a clip and noise; without, sigma is 0 whatever the setting says.
         public_fraction: share of the training examples that are public to it, and not trained on.
         needs_gradients: whether it makes every example's gradient, which sparse rows are not made for.
+        limits: of hyper-parameters that have them, (least, most); a search does not go past them.
     """
 
     build: Callable[[dict[str, Any], Setting], Any]
@@ -80,6 +81,7 @@ class Method:
     is_private: bool = True
     public_fraction: float = 0.0
     needs_gradients: bool = False
+    limits: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 
 def get(name: str) -> Method:
@@ -117,21 +119,29 @@ def grid(
     [4, 10, 20]
     """
     space = {**get(method).space, **wider}
-    least = 2 if method.endswith("ExtraQuery") else 1
     if space.get("delay") == _TASKS_DELAYS:
+        least, _ = get(method).limits.get("delay", (1, math.inf))
         space["delay"] = [max(least, round(delay * steps_per_epoch)) for delay in task.delays]
-    steps = epochs * steps_per_epoch
-    return {name: sorted({v for v in values if fits({name: v}, steps)}) for name, values in space.items()}
+    steps, found = epochs * steps_per_epoch, {}
+    for name, values in space.items():
+        found[name] = sorted({value for value in values if fits(method, {name: value}, steps)})
+    return found
 
 
-def fits(hyper: Mapping[str, Any], steps: int) -> bool:
-    """Whether a delay, if there is one, ends within a run. With a longer one, DP2 is DP-SGD.
+def fits(method: str, hyper: Mapping[str, Any], steps: int) -> bool:
+    """Whether values are within the method's limits, and a delay ends within a run.
+
+    With a longer delay DP2 is DP-SGD.
 
     Example:
-    >>> fits({"delay": 400}, 800), fits({"delay": 800}, 800), fits({"eps": 0.1}, 800)
-    (True, False, True)
+    >>> fits("DP2RMSprop", {"delay": 400}, 800), fits("DP2RMSprop", {"delay": 800}, 800)
+    (True, False)
+    >>> fits("DP2NoiseFloor", {"power": 2.0}, 800)
+    False
     """
-    return hyper.get("delay", 0) < steps
+    limits = get(method).limits.items()
+    within = all(least <= hyper.get(name, least) <= most for name, (least, most) in limits)
+    return within and hyper.get("delay", 0) < steps
 
 
 def _private(name, **from_setting):
@@ -177,7 +187,9 @@ METHODS = {
     "DP2RMSprop": Method(_private("DP2RMSprop"), _DELAYED),
     "DP2Adagrad": Method(_private("DP2Adagrad"), _DELAYED_SUM),
     "DP2Yogi": Method(_private("DP2Yogi"), _DELAYED),
-    "DP2RMSpropExtraQuery": Method(_private("DP2RMSpropExtraQuery"), _DELAYED),
+    "DP2RMSpropExtraQuery": Method(
+        _private("DP2RMSpropExtraQuery"), _DELAYED, limits={"delay": (2, math.inf)}
+    ),
     "DP2RMSpropNoiseFirst": Method(
         _private("DP2RMSpropNoiseFirst"),
         {**_without_clips(_DELAYED), "l2_norm_clip": CLIPS},  # One clip, of gradients as they are.
@@ -185,6 +197,7 @@ METHODS = {
     "DP2NoiseFloor": Method(
         _private("DP2NoiseFloor"),
         {"weight_noise": WEIGHT_NOISES, "l2_norm_clip": CLIPS, "power": (0.25, 0.5, 0.75, 1.0)},
+        limits={"power": (0, 1)},
     ),
     "DP2NoiseFloorRecipe": Method(_private("DP2NoiseFloor"), {}),  # Not tuned: as docs/recipes.md says.
     "AdaDPSRMSprop": Method(
@@ -207,5 +220,6 @@ METHODS = {
         {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS, "eps": EPS, "subspace_size": (5, 10, 20, 40)},
         public_fraction=PUBLIC_FRACTION,
         needs_gradients=True,
+        limits={"subspace_size": (1, 64)},  # As many public rows as a step draws.
     ),
 }

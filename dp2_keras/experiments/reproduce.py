@@ -154,20 +154,21 @@ class Search:
     """
 
     def __init__(self, case: Case, grid: dict[str, list], options: Options):
-        self._case, self._grid = case, grid
+        self._case, self._grid, self._tried = case, grid, grid
         self._steps = case.epochs * _steps_per_epoch(case, options)
         self._lengths = search.lengths(case.epochs) if options.halving else [case.epochs]
         self.runs = self._runs_of(search.candidates(grid, options.search))
-        self._dropped, self._left = 0, options.refine and options.refine + search.PAST_ENDS
+        self._dropped, self._around, self._past = 0, options.refine, options.refine and search.PAST_ENDS
 
     def choice(self, store: Store) -> Choice | None:
         """The winner so far."""
         rows = self._rows(store)
-        self._grid = search.widened(self._grid, [row["hyper"] for row in rows])
-        choice = search.choose(rows, self._problem, self._grid, len(self.runs))
+        choice = search.choose(rows, self._problem, len(self.runs))
         if choice is None:
             return None
-        return dataclasses.replace(choice, runs=len(self.runs) + self._dropped, dropped=self._dropped)
+        self._tried = search.widened(self._tried, [row["hyper"] for row in rows])
+        runs, edges = len(self.runs) + self._dropped, tuple(self._past_ends(choice.hyper))
+        return dataclasses.replace(choice, runs=runs, dropped=self._dropped, edges=edges)
 
     def next_runs(self, store: Store) -> list[Run]:
         """What is to be run now that all `runs` are: the next round of a halving, then refinements."""
@@ -182,20 +183,26 @@ class Search:
         return self.runs
 
     def _refined(self, store):
-        """The winner's neighbours that have not run, while there are runs left; they are counted as runs."""
+        """The winner's neighbours while runs around it are left; then those past an end that it stands at."""
         choice = self.choice(store)
         if choice is None:
             return []
-        near = self._not_run(search.neighbours(choice.hyper, self._grid))
-        around = self._left - search.PAST_ENDS
-        points = near[:around] if around > 0 else search.past_ends(near, self._grid)[: self._left]
-        fresh = self._runs_of(points)
-        self.runs, self._left = self.runs + fresh, self._left - len(fresh)
+        around = self._fresh(search.neighbours(choice.hyper, self._tried))[: self._around]
+        past = [] if around else list(self._past_ends(choice.hyper).values())[: self._past]
+        self._around, self._past = self._around - len(around), self._past - len(past)
+        fresh = self._runs_of(around + past)
+        self.runs = self.runs + fresh
         return fresh
 
-    def _not_run(self, points):
+    def _past_ends(self, hyper):
+        """By hyper-parameter the point further out, where it is possible and has not run."""
+        found = search.past_ends(hyper, self._grid, self._tried)
+        return {name: point for name, point in found.items() if self._fresh([point])}
+
+    def _fresh(self, points):
+        """Those that are possible and have not run; what failed is not run again."""
         done = {run.key for run in self.runs}
-        possible = [point for point in points if methods.fits(point, self._steps)]
+        possible = [point for point in points if methods.fits(self._case.method, point, self._steps)]
         return [point for point, run in zip(possible, self._runs_of(possible)) if run.key not in done]
 
     def _rows(self, store):

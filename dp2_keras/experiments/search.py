@@ -5,13 +5,13 @@
     halving    = all candidates run a quarter of the epochs, the best third of them half, the best third of
                  those all: a quarter is a run of its own, with the noise of a step as in the whole
     refinement = the winner's neighbours, one step along each axis, past the ends of a list too; again from a
-                 better one, while R runs last; then, while the winner stands at an end, what is past it
-                 alone, with 8 runs at most
+                 better one, while R runs last; then, while the winner stands at an end of its list or past
+                 it, the next value outwards alone, with 8 runs at most
 
 as in the paper, which selects on training metrics too. Every candidate looks at the private data: EPSILON
-OF THE WINNER DOES NOT COVER THE SEARCH. A winner that still has a value at the end of its list is flagged:
-the grid should be wider. The search has a seed of its own, so that the seeds that are reported had no part
-in the choice.
+OF THE WINNER DOES NOT COVER THE SEARCH. A winner is on an edge, and flagged, where a value further out is
+possible and was not tried beside it. The search has a seed of its own, so that the seeds that are reported
+had no part in the choice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Choice:
         runs: how many candidates there were.
         failed: how many of them failed or ended in NaN.
         train: the winner's training metric.
-        edges: the hyper-parameters whose value is the first or last of the list.
+        edges: the hyper-parameters of which a value further out was not tried.
         dropped: how many of the candidates did not run to the end.
     """
 
@@ -46,7 +46,7 @@ class Choice:
     runs: int
     failed: int
     train: float
-    edges: tuple[str, ...]
+    edges: tuple[str, ...] = ()
     dropped: int = 0
 
 
@@ -98,24 +98,43 @@ def _beside(value, values):
     if len(values) < 2:
         return []
     index = values.index(value)
-    below = values[index - 1] if index else _rounded(values[0] ** 2 / values[1], value)
-    above = values[index + 1] if value < values[-1] else _rounded(values[-1] ** 2 / values[-2], value)
+    below = values[index - 1] if index else _rounded(values[0] ** 2 / values[1], values)
+    above = values[index + 1] if value < values[-1] else _rounded(values[-1] ** 2 / values[-2], values)
     return [near for near in (below, above) if near != value]
 
 
-def _rounded(number, like):
-    """Of the same type; a count is 1 at least."""
-    return max(1, round(number)) if isinstance(like, int) else float(f"{number:.3g}")
+def _rounded(number, values):
+    """A list of whole numbers is one of counts, and goes on in them; a count is 1 at least."""
+    if all(isinstance(value, int) for value in values):
+        return max(1, round(number))
+    return float(f"{number:.3g}")
 
 
-def past_ends(points: Sequence[Mapping[str, Any]], grid: Mapping[str, Sequence]) -> list[Mapping[str, Any]]:
-    """Of some points those with a value that is in no list.
+def past_ends(
+    hyper: Mapping[str, Any], grid: Mapping[str, Sequence], tried: Mapping[str, Sequence]
+) -> dict[str, dict[str, Any]]:
+    """The neighbours that are further out than a value which stands at an end of its list or past it.
+
+    Args:
+        hyper: the point.
+        grid: the lists.
+        tried: the lists, with all values that have been tried.
+
+    Returns:
+        Points by the name of the hyper-parameter that is further out.
 
     Example:
-    >>> past_ends([{"eps": 0.01}, {"eps": 1.0}], {"eps": [0.01, 0.1]})
-    [{'eps': 1.0}]
+    >>> grid = {"eps": [0.01, 0.1], "rate": [1, 2, 3]}
+    >>> past_ends({"eps": 0.1, "rate": 2}, grid, tried=grid)
+    {'eps': {'eps': 1.0, 'rate': 2}}
     """
-    return [point for point in points if any(point[name] not in values for name, values in grid.items())]
+    found = {}
+    for point in neighbours(hyper, tried):
+        (name,) = [name for name in grid if point[name] != hyper[name]]
+        near, value, values = point[name], hyper[name], grid[name]
+        if near > value >= max(values) or near < value <= min(values):
+            found[name] = point
+    return found
 
 
 def widened(grid: Mapping[str, Sequence], points: Sequence[Mapping[str, Any]]) -> dict[str, list]:
@@ -154,15 +173,12 @@ def _train(row):
     return float(row["curve"][-1]["train"])
 
 
-def choose(
-    rows: Sequence[Mapping], problem: Problem, grid: Mapping[str, Sequence], runs: int
-) -> Choice | None:
+def choose(rows: Sequence[Mapping], problem: Problem, runs: int) -> Choice | None:
     """The best of the candidates that ran.
 
     Args:
         rows: those that are done.
         problem: says which metric is better.
-        grid: that they were drawn from.
         runs: how many candidates there were.
 
     Returns:
@@ -176,18 +192,4 @@ def choose(
             best = (value, row["hyper"])
     if best is None:
         return None
-    return Choice(best[1], runs, runs - kept, best[0], edges(best[1], grid))
-
-
-def edges(hyper: Mapping[str, Any], grid: Mapping[str, Sequence]) -> tuple[str, ...]:
-    """The hyper-parameters with a value at an end of its list.
-
-    Example:
-    >>> edges({"eps": 1e-7, "delay": 2}, {"eps": [1e-7, 1e-5, 1e-3], "delay": [1, 2, 3]})
-    ('eps',)
-    """
-    return tuple(
-        name
-        for name, values in sorted(grid.items())
-        if len(values) > 1 and hyper[name] in (min(values), max(values))
-    )
+    return Choice(best[1], runs, runs - kept, best[0])
