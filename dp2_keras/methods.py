@@ -15,13 +15,14 @@ import dataclasses
 
 import tensorflow as tf
 
-from dp2_keras import _checks, operations, per_example, validation
+from dp2_keras import operations, per_example, validation
 from dp2_keras.example_pass import ExamplePass
 from dp2_keras.per_example import capture
 from dp2_keras.per_example.ghost import contributions
 from dp2_keras.per_example.layers import default_registry
 
 STRATEGIES = {"ghost": per_example.ghost, "loop": per_example.loop, "vectorized": per_example.vectorized}
+EACH_GRADIENT = {name: getattr(per_example.each, name) for name in STRATEGIES}
 METHODS = ("auto", *STRATEGIES)
 
 
@@ -69,15 +70,11 @@ def plan(model) -> PrivacyPlan:
         model: a private model, compiled.
 
     Raises:
-        ValueError: if the method is "ghost" and the model may mix examples, or the optimizer needs the
-            gradient of each.
+        ValueError: if the method is "ghost" and the model may mix examples.
     """
-    method, optimizer = model.method, getattr(model, "optimizer", None)
+    method = model.method
     if method in ("loop", "vectorized"):
         return PrivacyPlan(method, "as compiled")
-    if optimizer is not None and optimizer.why_not_ghost:
-        check(method, optimizer)
-        return PrivacyPlan("vectorized", optimizer.why_not_ghost)
     try:
         operations.check(model._loss_owner(), recurrent=True)
     except ValueError as error:
@@ -91,19 +88,6 @@ def plan(model) -> PrivacyPlan:
         return PrivacyPlan("vectorized", reason)
     units = capture.units(model, default_registry())
     return PrivacyPlan("ghost", _WHY_GHOST[method], tuple(_layer_plan(unit) for unit in units))
-
-
-def check(method: str, optimizer) -> None:
-    """Refuses a method that there is not, or not for this optimizer.
-
-    Raises:
-        ValueError: which names the methods that there are.
-    """
-    if method not in METHODS:
-        _checks.fail(f"one of {sorted(METHODS)}", method=method)
-    if method == "ghost" and optimizer.why_not_ghost:
-        rule = f'"auto", "vectorized" or "loop" with {type(optimizer).__name__}: {optimizer.why_not_ghost}'
-        _checks.fail(rule, method=method)
 
 
 _WHY_GHOST = {

@@ -86,8 +86,6 @@ class ClippingQuery:
     is_scaled: tf.Tensor | bool = True
     is_squared: tf.Tensor | bool = False
 
-    needs_gradients = False  # Whether the answer is made of gradients, and not of sums of them.
-
     @property
     def sensitivity(self) -> tf.Tensor | float:
         """The most by which adding or removing an example changes the answer, in L2 norm: C."""
@@ -149,6 +147,10 @@ class ClippingQuery:
         """One variable's part of the answer, of gradients [n, *variable] and their clip factors [n]."""
         return weighted_sum(factors, gradients, kept)
 
+    def total_unmade(self, factors: tf.Tensor, contribution, kept: tf.Tensor) -> tf.Tensor:
+        """The same of gradients that need not be made: of a `per_example.contributions.Contribution`."""
+        return contribution.weighted_sum(factors, kept)
+
     def factors(self, squared: tf.Tensor, mask: tf.Tensor):
         """Which examples count, and by how much.
 
@@ -175,9 +177,12 @@ class ClippingQuery:
 class SquaresQuery(ClippingQuery):
     """The sum of the squares of clipped gradients, element by element.
 
-        sum_i (c_i S g_i)^2,   sensitivity C^2, because ||a^2||_2 <= ||a||_2^2
+        sum_i (c_i g_i)^2,   sensitivity C^2, because ||a^2||_2 <= ||a||_2^2
 
-    It is not a sum of gradients times numbers, so that ghost norms do not help with it.
+    It has no scale, before which the square of a gradient that is clipped after it may not be finite.
+
+    Raises:
+        ValueError: if there are `scales`.
 
     Example:
     >>> query = SquaresQuery([tf.zeros([2])], None, l2_norm_clip=5.0)
@@ -186,7 +191,9 @@ class SquaresQuery(ClippingQuery):
     ([10.0, 16.0], 25.0)
     """
 
-    needs_gradients = True
+    def __post_init__(self):
+        if self.scales is not None:
+            _checks.fail("None in a query of squares", scales=self.scales)
 
     @property
     def sensitivity(self) -> tf.Tensor | float:
@@ -194,9 +201,10 @@ class SquaresQuery(ClippingQuery):
         return self.l2_norm_clip * self.l2_norm_clip
 
     def total(self, factors, gradients, kept):
-        # Clipped before it is squared: the square of a long gradient may not be finite.
-        clipped = select(gradients, kept) * tf.cast(as_column(factors, gradients.shape.rank), gradients.dtype)
-        return tf.reduce_sum(tf.square(clipped), axis=0)
+        return sum_of_squares(factors, gradients, kept)
+
+    def total_unmade(self, factors, contribution, kept):
+        return contribution.sum_of_squares(factors, kept)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -220,11 +228,6 @@ class JointQuery:
     def l2_norm_clip(self) -> tf.Tensor | float:
         """C of the step's own query."""
         return self.queries[-1].l2_norm_clip
-
-    @property
-    def needs_gradients(self) -> bool:
-        """Whether one of the answers is made of gradients."""
-        return any(query.needs_gradients for query in self.queries)
 
     def zeros(self) -> list[tf.Tensor]:
         """The sums over no examples, one query's after another's."""
@@ -342,6 +345,19 @@ def weighted_sum(factors: tf.Tensor, gradients: tf.Tensor, kept: tf.Tensor) -> t
     total = tf.matmul(tf.cast(factors, gradients.dtype)[None], _flat(select(gradients, kept)))
     shape = gradients.shape[1:]
     return tf.reshape(total, shape if shape.is_fully_defined() else tf.shape(gradients)[1:])
+
+
+def sum_of_squares(factors: tf.Tensor, gradients: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+    """sum_i (factors_i gradients_i)^2 over the kept examples, element by element.
+
+    Clipped before they are squared: the square of a long gradient may not be finite.
+    """
+    return tf.reduce_sum(tf.square(weighted(factors, gradients, kept)), axis=0)
+
+
+def weighted(factors: tf.Tensor, rows: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+    """Rows times their factors, by selection: zeros for examples that are not kept."""
+    return select(rows, kept) * tf.cast(as_column(factors, rows.shape.rank), rows.dtype)
 
 
 def _flat(gradients):

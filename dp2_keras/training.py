@@ -99,7 +99,7 @@ class PrivateTraining(AccountedTraining):
         validation.check_loss(loss)
         if physical_batch_size is not None:
             _checks.positive_integer(physical_batch_size=physical_batch_size)
-        methods.check(method, optimizer)
+        _checks.one_of(methods.METHODS, method=method)
         _checks.boolean(diagnostics=diagnostics)
         sparse = _keras.has_sparse_inputs(self)
         held = held_for(optimizer, public_data, public_batch_size, keeps_sparse=sparse)
@@ -247,8 +247,7 @@ class PrivateTraining(AccountedTraining):
 
     def _each_gradient(self, variables, public_batch, random_bits):
         example_pass, examples = self._passed(variables, public_batch, random_bits)
-        one_by_one = self._plan.method == "loop"
-        return per_example.each_gradient(example_pass, variables, examples, one_by_one=one_by_one)
+        return methods.EACH_GRADIENT[self._plan.method](example_pass, variables, examples)
 
     def _answer(self, query, data, random_bits=None):
         """The clipped sum over a batch, and the predictions it was computed with."""

@@ -14,9 +14,8 @@ from scipy import stats
 from test_privatizer import ROUNDING, Wide
 
 import dp2_keras as dp2
-from dp2_keras import per_example
 from dp2_keras.noise import NoiseSource
-from dp2_keras.privatizer import ClippedSum, ClippingQuery, JointQuery, SquaresQuery
+from dp2_keras.privatizer import ClippedSum
 from dp2_keras.public_data import PublicGradients
 
 FEATURES, BATCH, DRAWN, STEPS = 5, 4, 3, 12
@@ -202,7 +201,7 @@ def subspace(sigma=1.5, **changes):
 
 
 @each_sigma
-@pytest.mark.parametrize("method", ["auto", "loop"])
+@pytest.mark.parametrize("method", ["ghost", "vectorized", "loop"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_public_subspace_equals_the_oracle(size, method, sigma):
     ours = path_of(subspace(sigma, subspace_size=size, **COMMON), method=method, **PUBLIC)
@@ -235,18 +234,6 @@ def test_a_network_of_several_variables_has_one_subspace():
     model.train_on_batch(zoo.take(kind.x, few), zoo.take(kind.y, few))
     expected = oracle.top_projection(rows, 3) @ np.mean(rows[few] ** 2, axis=0)
     np.testing.assert_allclose(zoo.flat(optimizer._second_moments), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_the_plan_is_vectorized_and_says_why_and_ghost_is_refused():
-    model = logistic_model(FEATURES, subspace(), **PUBLIC)
-    assert model.privacy_plan().method == "vectorized"
-    assert "needs the gradient of each example" in str(model.privacy_plan())
-    with pytest.raises(ValueError, match='"vectorized" or "loop" with DPAdagradPublicSubspace: .*"?ghost'):
-        logistic_model(FEATURES, subspace(), method="ghost", **PUBLIC)
-    query = SquaresQuery(model.trainable_variables, None, 1.0)
-    for one in (query, JointQuery([query, ClippingQuery(model.trainable_variables, None, 1.0)])):
-        with pytest.raises(ValueError, match="This query needs gradients"):
-            per_example.ghost(None, one, None, None)
 
 
 @pytest.mark.parametrize("size", [0, 1.5, DRAWN + 1])

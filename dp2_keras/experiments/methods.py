@@ -72,7 +72,6 @@ class Method:
         space: for each hyper-parameter the values it is searched over.
         is_private: whether there is a clip and noise; without, sigma is 0 whatever the setting says.
         public_fraction: share of the training examples that are public to it, and not trained on.
-        needs_gradients: whether it makes every example's gradient, which sparse rows are not made for.
         limits: of hyper-parameters that have them, (least, most); a search does not go past them.
     """
 
@@ -80,7 +79,6 @@ class Method:
     space: Mapping[str, Sequence[float]]
     is_private: bool = True
     public_fraction: float = 0.0
-    needs_gradients: bool = False
     limits: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 
@@ -219,7 +217,6 @@ METHODS = {
         _private("DPAdagradPublicSubspace"),
         {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS, "eps": EPS, "subspace_size": (5, 10, 20, 40)},
         public_fraction=PUBLIC_FRACTION,
-        needs_gradients=True,
         limits={"subspace_size": (1, 64)},  # As many public rows as a step draws.
     ),
 }

@@ -34,10 +34,6 @@ class Data:
         """The number of training examples."""
         return len(self.train[1])
 
-    def dense(self) -> Data:
-        """The same, where x is a sparse matrix, as an array."""
-        return Data(*[(x.toarray() if hasattr(x, "toarray") else x, y) for x, y in (self.train, self.test)])
-
     def split(self, public_fraction: float) -> tuple[Data, tuple | None]:
         """Takes the first training examples out, as public ones; None for a fraction of 0."""
         count = round(public_fraction * self.size)

@@ -51,7 +51,7 @@ def _trained(run, directory):
     keras.utils.set_random_seed(run.seed)
     task = tasks.get(run.task)
     method, data = methods.get(run.method), tasks.load(run.task, directory)
-    data, public = (data.dense() if method.needs_gradients else data).split(method.public_fraction)
+    data, public = data.split(method.public_fraction)
     steps = run.epochs * (data.size // run.batch_size)
     setting = methods.Setting(run.noise_multiplier, run.batch_size, run.seed, steps, data.size, public, task)
     watched = {name: probes.PROBES[name](data, task, run) for name in run.probes}
@@ -81,7 +81,7 @@ def _compiled(run, data, setting, one_by_one):
     method = methods.get(run.method)
     optimizer = method.build(dict(run.hyper), setting)
     how = dict(
-        method="vectorized" if method.needs_gradients else "ghost",
+        method="ghost",
         steps_per_execution=1 if one_by_one else _divisor(setting.steps // run.points),
         public_data=setting.public,
         diagnostics=False,

@@ -130,11 +130,6 @@ class PrivateOptimizer(Configured, Priced, Moments, _keras.Optimizer):
     how_to_train = stock.HOW_TO_TRAIN
 
     @property
-    def why_not_ghost(self) -> str:
-        """Why a step needs each example's gradient, which ghost never makes; empty if it does not."""
-        return ""
-
-    @property
     def public_gradients(self) -> str | None:
         """What a step needs of public data: "mean" or "each" gradient of a batch of it; None for nothing."""
         return None

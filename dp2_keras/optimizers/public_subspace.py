@@ -52,7 +52,6 @@ class DPAdagradPublicSubspace(Accumulating, EveryStep):
     """
 
     rule = preconditioners.Adagrad
-    why_not_ghost = "the sum of squared gradients needs the gradient of each example, which ghost never makes"
 
     def __init__(self, learning_rate, l2_norm_clip, noise_multiplier, *, subspace_size, eps=1e-2, **kwargs):
         _checks.positive_integer(subspace_size=subspace_size)

@@ -1,9 +1,9 @@
 """Clipped sums of per-example gradients: how they are computed, never what they are."""
 
+from dp2_keras.per_example import each
 from dp2_keras.per_example.chunks import PerExampleResult, batch_size, clipped_sum
-from dp2_keras.per_example.each import each_gradient
 from dp2_keras.per_example.ghost import ghost
 from dp2_keras.per_example.loop import loop
 from dp2_keras.per_example.vectorized import vectorized
 
-__all__ = ["PerExampleResult", "batch_size", "clipped_sum", "each_gradient", "ghost", "loop", "vectorized"]
+__all__ = ["PerExampleResult", "batch_size", "clipped_sum", "each", "ghost", "loop", "vectorized"]

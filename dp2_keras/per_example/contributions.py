@@ -5,10 +5,12 @@ example's loss at the layer's output, the variable's gradient is
 
     g_i = gradients(operands_i, d_i)
 
-A `Contribution` answers two questions about the g_i of a batch, under a scale S:
+A `Contribution` answers questions about the g_i of a batch, the first under a scale S:
 
-    squared_norms(S)[i]   = ||S * g_i||^2
-    weighted_sum(f, kept) = sum over kept i of f_i g_i
+    squared_norms(S)[i]     = ||S * g_i||^2
+    weighted_sum(f, kept)   = sum over kept i of f_i g_i
+    sum_of_squares(f, kept) = sum over kept i of (f_i g_i)^2, element by element
+    each()[i]               = g_i, for public examples
 
 The scale stands inside the norm, where it is part of the sensitivity: with inputs a
 and output gradients d of a dense layer,
@@ -21,7 +23,7 @@ those of a^2 and d^2, so that squares need no gradient to be made either.
 Examples that are not kept are left out by selection before they meet a number. By
 default a gradient is made, block by block; a subclass says where it need not be.
 
-Both answers are of one and the same rounded g_i. Were the terms of an example added up by themselves for
+Norms and sums are of one and the same rounded g_i. Were the terms of an example added up by themselves for
 its norm, but in among those of others for the sum, then terms that are huge and cancel would have a norm of
 nothing, and yet round away what the others left there: more than the clip norm. So what is added up within
 an example is added up before it meets another.
@@ -71,12 +73,23 @@ class Contribution(abc.ABC):
     def weighted_sum(self, factors: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         """The sum of the kept examples' gradients, each times its factor."""
 
+        return self._sum(privatizer.weighted_sum, factors, kept)
+
+    def sum_of_squares(self, factors: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+        """The sum of the squares, element by element, of the kept examples' gradients times their factors."""
+        return self._sum(privatizer.sum_of_squares, factors, kept)
+
+    def _sum(self, function, factors, kept):
         def total(factors, kept, *operands):
-            return privatizer.weighted_sum(factors, self.gradients(*operands), kept)
+            return function(factors, self.gradients(*operands), kept)
 
         operands = [factors, kept, *self.operands]
         zero = tf.zeros(self.shape, self.operands[-1].dtype)
         return sum_blocks(total, operands, self.elements(), zero)
+
+    def each(self) -> tf.Tensor:
+        """All gradients, [n, *shape]: not clipped and not summed, so never of private examples."""
+        return self.gradients(*self.operands)
 
     def squared(self) -> Contribution:
         """That of the squares of the gradients, element by element."""
@@ -108,8 +121,8 @@ class Direct(Contribution):
     def squared_norms(self, scale):
         return privatizer.squared_norms(privatizer.scale_by(self.operands[0], scale))
 
-    def weighted_sum(self, factors, kept):
-        return privatizer.weighted_sum(factors, self.operands[0], kept)
+    def _sum(self, function, factors, kept):
+        return function(factors, self.operands[0], kept)
 
 
 class Outer(Contribution):
@@ -149,6 +162,14 @@ class Outer(Contribution):
             return super().weighted_sum(factors, kept)
         a, d = _weighted(self.operands, factors, kept)
         return tf.reshape(tf.matmul(a, d, transpose_a=True), self.shape)
+
+    def sum_of_squares(self, factors, kept):
+        if self.is_made:
+            return super().sum_of_squares(factors, kept)
+        a, d = _weighted(self.operands, factors, kept)
+        largest = tf.reduce_max(tf.abs(a), axis=-1, keepdims=True)  # Its square may not be finite,
+        a, d = a / nonzero(largest), largest * d  # but clipped it is, here by the factor in d.
+        return tf.reshape(tf.matmul(tf.square(a), tf.square(d), transpose_a=True), self.shape)
 
     def squared(self):
         return super().squared() if self.is_made else Outer(*map(tf.square, self.operands), self.shape)
@@ -194,6 +215,10 @@ class Rows(Contribution):
     def weighted_sum(self, factors, kept):
         ids, d = _weighted(self.operands, factors, kept)
         return _segment_sums(d, ids, self.shape[0])
+
+    def sum_of_squares(self, factors, kept):
+        ids, d = _weighted(self.operands, factors, kept)  # No row twice.
+        return _segment_sums(tf.square(d), ids, self.shape[0])
 
     def squared(self):
         ids, d = self.operands  # No row twice.
@@ -287,15 +312,19 @@ def scaled_product_norms(weigh: Callable, d: tf.Tensor, scale: tf.Tensor) -> tf.
 
 def _to_unit_size(rows):
     """Rows divided by their largest entries, and those entries."""
-    largest = tf.reduce_max(tf.abs(rows), axis=-1, keepdims=True)
-    largest = tf.where(largest > 0, largest, tf.ones_like(largest))
+    largest = nonzero(tf.reduce_max(tf.abs(rows), axis=-1, keepdims=True))
     return rows / largest, tf.cast(largest[:, 0], tf.float64)
+
+
+def nonzero(sizes: tf.Tensor) -> tf.Tensor:
+    """Numbers to divide by: 1 in place of 0."""
+    return tf.where(sizes > 0, sizes, tf.ones_like(sizes))
 
 
 def _weighted(operands, factors, kept):
     """Operands whose examples are weighted in the last one, by selection and a factor."""
-    *others, d = (privatizer.select(t, kept) for t in operands)
-    return *others, d * tf.cast(privatizer.as_column(factors, d.shape.rank), d.dtype)
+    *others, d = operands
+    return *(privatizer.select(t, kept) for t in others), privatizer.weighted(factors, d, kept)
 
 
 def _segment_sums(d, ids, count):

@@ -1,36 +1,43 @@
 """The gradients of single examples, all of them kept: for public data alone.
 
-    each_gradient(pass, t)[i] = gradient of example i's own loss
+    each_gradient(pass, variables, t)[k][i] = gradient of example i's own loss to variable k
 
-What comes of it is not clipped and not summed, so that it may never be of private examples.
+Nothing of it is clipped or summed, so that it may never be of private examples. As for clipped sums there is
+a function for each method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
 
 import tensorflow as tf
 
+from dp2_keras import privatizer
+from dp2_keras.per_example.ghost import contributions
 from dp2_keras.per_example.mapping import map_examples
 
 
-def each_gradient(
-    gradient_fn: Callable, variables: Sequence, examples: Any, *, one_by_one: bool = False
-) -> list[tf.Tensor]:
-    """Computes a gradient per public example.
+def vectorized(example_pass, variables, examples):
+    """All at once, every example a batch of its own."""
+    del variables
+    return map_examples(lambda example: example_pass(example)[0], examples)
 
-    Args:
-        gradient_fn: maps one example to (gradients, outputs).
-        variables: what the gradients are of.
-        examples: a structure of tensors whose leading axis is the example.
-        one_by_one: whether to take one after another, for models that cannot be vectorized.
 
-    Returns:
-        Per variable a tensor [n, *variable].
-    """
-    gradients = lambda example: gradient_fn(example)[0]  # noqa: E731
-    if not one_by_one:
-        return map_examples(gradients, examples)
+def loop(example_pass, variables, examples):
+    """One after another, every example a batch of its own."""
     like = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+    gradients = lambda example: example_pass(example)[0]  # noqa: E731
     return tf.map_fn(gradients, examples, fn_output_signature=like, parallel_iterations=1)
+
+
+def ghost(example_pass, variables, examples):
+    """Of one real batch, made of what layers were given and put out."""
+    parts, _ = contributions(example_pass, variables, examples)
+    count = tf.shape(examples[0][0])[0]
+    found = [tf.zeros([count, *v.shape], privatizer.compute_dtype(v.dtype)) for v in variables]
+    for numbers, part in parts.items():
+        sizes = [math.prod(variables[k].shape) for k in numbers]
+        pieces = tf.split(tf.reshape(part.each(), [count, sum(sizes)]), sizes, axis=1)
+        for k, piece in zip(numbers, pieces):
+            found[k] = tf.reshape(piece, [count, *variables[k].shape])
+    return found

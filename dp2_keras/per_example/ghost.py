@@ -30,10 +30,8 @@ def ghost(example_pass, query, examples, mask):
         query, examples, mask: as for the other strategies.
 
     Raises:
-        ValueError: if a weight is used outside the layer that owns it, or the query needs gradients.
+        ValueError: if a weight is used outside the layer that owns it.
     """
-    if query.needs_gradients:
-        raise ValueError('This query needs gradients: compile the model with `method="vectorized"`.')
     parts, outputs = contributions(example_pass, query.variables, examples)
     values, norms = query.each(lambda one: _answer(one, parts, mask))
     return values, norms, outputs
@@ -133,7 +131,7 @@ def _clip(query, parts, scales, mask):
     factors, kept, norms = query.factors(squared, mask)
     values = query.zeros()
     for n, part in parts.items():
-        total = privatizer.scale_by(part.weighted_sum(factors, kept), joined[n])
+        total = privatizer.scale_by(query.total_unmade(factors, part, kept), joined[n])
         for k, value in zip(n, _split(total, [values[k] for k in n])):
             values[k] = tf.cast(value, values[k].dtype)
     return values, norms

@@ -12,7 +12,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from dp2_keras import privatizer
-from dp2_keras.per_example.contributions import Contribution, product_norms, scaled_product_norms
+from dp2_keras.per_example.contributions import (
+    Contribution,
+    nonzero,
+    product_norms,
+    scaled_product_norms,
+)
 
 
 class SparseOuter(Contribution):
@@ -50,9 +55,24 @@ class SparseOuter(Contribution):
         return SparseOuter(squares, tf.square(self.operands[0]), self.shape)
 
     def weighted_sum(self, factors, kept):
-        d = privatizer.select(self.operands[0], kept)
-        d *= tf.cast(privatizer.as_column(factors, 2), d.dtype)
-        entries = privatizer.select(self.rows.values, tf.gather(kept, self.rows.indices[:, 0]))
+        return self._product(self._kept(kept), privatizer.weighted(factors, self.operands[0], kept))
+
+    def sum_of_squares(self, factors, kept):
+        d, entries, rows = self.operands[0], self._kept(kept), self.rows.indices[:, 0]
+        largest = tf.maximum(tf.math.unsorted_segment_max(tf.abs(entries), rows, tf.shape(d)[0]), 0.0)
+        entries /= tf.gather(nonzero(largest), rows)  # As in `Outer`.
+        d = largest[:, None] * privatizer.weighted(factors, d, kept)
+        return self._product(tf.square(entries), tf.square(d))
+
+    def each(self):
+        rows = tf.reshape(tf.sparse.to_dense(self.rows), [-1, self.shape[0]])
+        return rows[:, :, None] * self.operands[0][:, None]
+
+    def _kept(self, kept):
+        """The entries, by selection."""
+        return privatizer.select(self.rows.values, tf.gather(kept, self.rows.indices[:, 0]))
+
+    def _product(self, entries, d):
         return tf.sparse.sparse_dense_matmul(self.rows.with_values(entries), d, adjoint_a=True)
 
 
