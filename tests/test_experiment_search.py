@@ -38,10 +38,16 @@ def test_the_best_third_survives_a_round_of_halving():
     assert search.survivors(rows[1:2], problems.Binary()) == []
 
 
+def grid_of(method, task, steps_per_epoch, epochs, **wider):
+    """As of a run of so many steps, with enough public examples."""
+    within = methods.limits(method, epochs * steps_per_epoch, public_rows=250)
+    return methods.grid(method, tasks.get(task), steps_per_epoch, within, **wider)
+
+
 @pytest.mark.parametrize("method", [name for name in methods.METHODS if methods.get(name).space])
 def test_a_grid_is_large_enough_for_sixty_runs_and_as_wide_as_the_papers(method):
     for name in ("imdb", "movielens"):
-        grid = methods.grid(method, tasks.get(name), 390, 50)
+        grid = grid_of(method, name, 390, 50)
         if method not in ("SGD",):
             assert math.prod(len(values) for values in grid.values()) >= 60
         assert all(values == sorted(set(values)) for values in grid.values())
@@ -51,57 +57,77 @@ def test_a_grid_is_large_enough_for_sixty_runs_and_as_wide_as_the_papers(method)
 
 
 def test_delays_are_steps_of_the_tasks_epochs():
-    assert {195, 390, 780} <= set(methods.grid("DP2RMSprop", tasks.get("imdb"), 390, 100)["delay"])
-    assert methods.grid("DP2RMSprop", tasks.get("imdb"), 12, 60)["delay"] == [1, 3, 6, 12, 24, 48]
-    assert min(methods.grid("DP2RMSpropExtraQuery", tasks.get("imdb"), 12, 60)["delay"]) == 2
-    assert methods.grid("DPSGD", tasks.get("imdb"), 12, 60, learning_rate=[7])["learning_rate"] == [7]
+    assert {195, 390, 780} <= set(grid_of("DP2RMSprop", "imdb", 390, 100)["delay"])
+    assert grid_of("DP2RMSprop", "imdb", 12, 60)["delay"] == [1, 3, 6, 12, 24, 48]
+    assert min(grid_of("DP2RMSpropExtraQuery", "imdb", 12, 60)["delay"]) == 2
+    assert grid_of("DPSGD", "imdb", 12, 60, learning_rate=[7])["learning_rate"] == [7]
 
 
 def test_delays_end_within_a_run():
-    delays = lambda epochs: methods.grid("DP2RMSprop", tasks.get("movielens"), 40, epochs)["delay"]  # noqa: E731
+    delays = lambda epochs: grid_of("DP2RMSprop", "movielens", 40, epochs)["delay"]  # noqa: E731
     assert delays(50) == [4, 20, 40, 120, 400, 1000, 1600]
     assert delays(25) == delays(20) == [4, 20, 40, 120, 400]
 
 
-def test_delays_of_a_configuration_end_within_a_run_too():
-    assert methods.grid("DP2RMSprop", tasks.get("imdb"), 12, 1, delay=[5, 50])["delay"] == [5]
+def test_values_of_a_configuration_are_within_the_limits_too():
+    assert grid_of("DP2RMSprop", "imdb", 12, 1, delay=[5, 50])["delay"] == [5]
+    assert grid_of("DP2NoiseFloor", "imdb", 12, 1, power=[0, 1, 2])["power"] == [0, 1]
 
 
 def test_neighbours_differ_in_one_value_and_go_past_the_ends():
     grid = {"rate": [0.1, 0.3, 1], "delay": [1, 4], "clip": [0.05, 2, 5]}
-    points = search.neighbours({"rate": 1, "delay": 1, "clip": 5}, grid)
+    points = search.neighbours({"rate": 1, "delay": 1, "clip": 5}, grid, limits={})
     assert [{name: p[name] for name in p if p[name] != {"clip": 5}.get(name, 1)} for p in points] == [
         {"clip": 2}, {"clip": 12.5}, {"delay": 4}, {"rate": 0.3}, {"rate": 3.33},
     ]  # fmt: skip
 
 
-def test_what_is_past_the_ends_is_further_out_in_the_value_that_stands_there():
+def test_neighbours_go_no_further_than_a_limit():
+    near = lambda value, **limits: [  # noqa: E731
+        point["a"] for point in search.neighbours({"a": value}, {"a": [2, 4, 8]}, limits)
+    ]
+    assert near(8) == near(8, a=(1, 16)) == [4, 16] and near(2) == near(2, a=(1, 16)) == [1, 4]
+    assert near(8, a=(1, 11)) == [4, 11] and near(2, a=(1.5, 16)) == [1.5, 4]
+    assert near(8, a=(1, 8)) == [4] and near(2, a=(2, 16)) == [4]
+
+
+def test_outwards_is_the_next_value_of_a_hyper_parameter_that_stands_at_an_end():
     grid, tried = {"a": [1, 2, 4], "b": [1, 2, 4]}, {"a": [1, 2, 4, 8, 16], "b": [1, 2, 4]}
-    assert search.past_ends({"a": 4, "b": 2}, grid, tried) == {"a": {"a": 8, "b": 2}}
-    assert search.past_ends({"a": 8, "b": 1}, grid, tried) == {"a": {"a": 16, "b": 1}}  # b: a count.
-    assert search.past_ends({"a": 2, "b": 4}, grid, tried) == {"b": {"a": 2, "b": 8}}
-    assert search.past_ends({"a": 5}, {"a": [5]}, {"a": [5]}) == {}
+    outwards = lambda **hyper: search.outwards(hyper, grid, tried, limits={"b": (1, 6)})  # noqa: E731
+    assert outwards(a=4, b=2) == {"a": {"a": 8, "b": 2}}
+    assert outwards(a=8, b=1) == {"a": {"a": 16, "b": 1}}  # b: at its limit.
+    assert outwards(a=2, b=4) == {"b": {"a": 2, "b": 6}}
+    assert search.outwards({"a": 5}, {"a": [5]}, {"a": [5]}, limits={}) == {}
 
 
 @pytest.mark.parametrize(
-    "method, inside, outside",
+    "method, name, limits",
     [
-        ("DP2NoiseFloor", {"power": 1.0}, {"power": 1.33}),
-        ("DP2RMSpropExtraQuery", {"delay": 2}, {"delay": 1}),
-        ("DPAdagradPublicSubspace", {"subspace_size": DEFAULT_BATCH_SIZE}, {"subspace_size": 80}),
-        ("DP2RMSprop", {"delay": 99, "eps": 1e3}, {"delay": 100}),
+        ("DP2NoiseFloor", "power", (0, 1)),
+        ("DP2RMSprop", "delay", (1, 99)),
+        ("DP2RMSpropExtraQuery", "delay", (2, 99)),
+        ("DPAdam", "eps", (methods.LEAST_EPS, math.inf)),
+        ("DPAdagradPublicSubspace", "subspace_size", (1, 10)),
     ],
 )
-def test_limits_are_those_of_the_optimizers(method, inside, outside):
-    assert methods.fits(method, inside, steps=100) and not methods.fits(method, outside, steps=100)
+def test_limits_are_those_of_the_run_and_of_the_method(method, name, limits):
+    assert methods.limits(method, steps=100, public_rows=10)[name] == limits
+
+
+def test_a_subspace_has_no_more_dimensions_than_a_public_batch_has_rows():
+    assert methods.PUBLIC_BATCH_SIZE == DEFAULT_BATCH_SIZE
+    assert methods.limits("DPAdagradPublicSubspace", 100, public_rows=250)["subspace_size"] == (1, 64)
+
+
+NONE = {}
 
 
 class Searched:
     """A search that has run to its end, where training gives `metric` of a point, or fails with None."""
 
-    def __init__(self, tmp_path, metric, grid, method="DPSGD", epochs=1, **options):
+    def __init__(self, tmp_path, metric, grid, limits=NONE, epochs=1, **options):
         self.metric, self.rows, self.waves = metric, {}, []
-        one = reproduce.Search(case_of(method, epochs), grid, reproduce.Options(str(tmp_path), **options))
+        one = reproduce.Search(case_of(epochs), grid, limits, reproduce.Options(str(tmp_path), **options))
         fresh = one.runs
         while fresh:
             self.waves.append(fresh)
@@ -119,18 +145,19 @@ class Searched:
         return [{"hyper": h, "curve": [{"train": train}]} for h, train in found if train is not None]
 
 
-def case_of(method, epochs):
+def case_of(epochs):
     return configuration.Case(
-        "", "synthetic", epochs, 50, 1.0, None, method, None, "ours", None, space={}, varied={}
+        "", "synthetic", epochs, 50, 1.0, None, "DPSGD", None, "ours", None, space={}, varied={}
     )
 
 
-def test_a_refinement_keeps_its_delay_within_the_run(tmp_path):
+def test_a_refinement_keeps_within_the_limits(tmp_path):
     best_at = lambda best: lambda delay: -abs(delay - best)  # noqa: E731
-    options = dict(grid={"delay": [10, 20]}, method="DP2RMSprop", search=2, refine=9)
+    options = dict(grid={"delay": [10, 20]}, limits={"delay": (1, 39)}, search=2, refine=9)
     late = Searched(tmp_path, best_at(99), **options)
-    assert late.later == [] and late.choice.edges == ()  # 40 would be all of 40 steps, and no edge.
-    assert Searched(tmp_path, best_at(1), **options).later == [{"delay": 5}, {"delay": 2}, {"delay": 1}]
+    assert late.later == [{"delay": 39}] and late.choice.edges == ()
+    early = Searched(tmp_path, best_at(1), **options)
+    assert early.later == [{"delay": 5}, {"delay": 2}, {"delay": 1}] and early.choice.edges == ()
 
 
 RATES = {"learning_rate": [1, 2, 4]}

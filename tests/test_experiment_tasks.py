@@ -13,11 +13,19 @@ from dp2_keras.experiments import methods, problems, search, tasks
 def test_every_method_builds_at_points_of_its_grid(name):
     method = methods.get(name)
     setting = dataclasses.replace(SETTING, noise_multiplier=1.0 if method.is_private else 0.0)
-    for point in search.candidates(methods.grid(name, setting.task, 40, 6), 3):
+    grid = methods.grid(name, setting.task, 40, methods.limits(name, steps=240, public_rows=10))
+    for point in search.candidates(grid, 3):
         optimizer = method.build(point, setting)
         config = optimizer.get_config()
         assert config["noise_seed"] == 0 and config["noise_multiplier"] == setting.noise_multiplier
         assert all(config[key] == pytest.approx(value) for key, value in point.items())
+
+
+@pytest.mark.parametrize("name", [name for name in methods.METHODS if "eps" in methods.get(name).space])
+def test_every_method_takes_the_least_eps(name):
+    point = {key: values[0] if values else 2 for key, values in methods.get(name).space.items()}
+    optimizer = methods.get(name).build({**point, "eps": methods.LEAST_EPS}, SETTING)
+    assert optimizer.eps == methods.LEAST_EPS
 
 
 WITH_PUBLIC_DATA = {

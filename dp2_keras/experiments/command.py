@@ -31,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", default="results", help="default: %(default)s")
     parser.add_argument("--search", metavar="N", type=int, default=0, help="tune each method by N runs")
     parser.add_argument(
-        "--refine", metavar="R", type=int, default=0, help="and R more around the best, then 8 past ends"
+        "--refine",
+        metavar="R",
+        type=int,
+        default=0,
+        help="and R more around the best, then up to 8 past ends",
     )
     parser.add_argument("--halving", action="store_true", help="the worse candidates do not run to the end")
     parser.add_argument("--seeds", type=int, help="instead of the configuration's")

@@ -15,7 +15,7 @@ settings           a list of
         source         "paper" or "ours": who chose them
         paper          [mean, deviation] that the paper prints, or null
         vary           {name: values}: one result for each value, one name at a time
-        space          {name: values} in place of the registry's grid
+        space          {name: values} in place of the registry's grid; whole numbers stay whole
 quick              keys that take the place of those above: minutes, on data that needs no file. What is made
                    so has a name of its own, `<name>-quick`, and leaves the whole table alone
 """

@@ -25,10 +25,12 @@ CLIPS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5)
 SCALED_CLIPS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 20)
 WEIGHT_NOISES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0)
 EPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+LEAST_EPS = 1e-18  # Of every optimizer.
 
 _EVERY_STEP = {"learning_rate": RMSPROP_RATES, "l2_norm_clip": CLIPS, "eps": EPS}
 _TASKS_DELAYS = ()
 PUBLIC_FRACTION = 0.01  # The paper's: 250 reviews.
+PUBLIC_BATCH_SIZE = 64  # Where there are as many public rows: the default of `compile`.
 _DELAYED = {
     "learning_rate": DELAYED_RATES,
     "l2_norm_clip": SCALED_CLIPS,
@@ -72,7 +74,7 @@ class Method:
         space: for each hyper-parameter the values it is searched over.
         is_private: whether there is a clip and noise; without, sigma is 0 whatever the setting says.
         public_fraction: share of the training examples that are public to it, and not trained on.
-        limits: of hyper-parameters that have them, (least, most); a search does not go past them.
+        limits: (least, most) of hyper-parameters that have them besides those of all methods.
     """
 
     build: Callable[[dict[str, Any], Setting], Any]
@@ -96,8 +98,35 @@ def get(name: str) -> Method:
     return METHODS[name]
 
 
+def limits(method: str, steps: int, public_rows: int = 0) -> dict[str, tuple[float, float]]:
+    """What a hyper-parameter may be in a run; a search does not go past it.
+
+    Args:
+        method: its name.
+        steps: of a run. A delay is shorter: with a longer one DP2 has no adaptive phase.
+        public_rows: how many public examples there are, for methods that have them.
+
+    Returns:
+        (least, most) by name.
+
+    Example:
+    >>> limits("DP2RMSprop", steps=800)["delay"], limits("DP2NoiseFloor", steps=800)["power"]
+    ((1, 799), (0, 1))
+    """
+    subspace = (1, min(PUBLIC_BATCH_SIZE, public_rows))
+    found = {"delay": (1, steps - 1), "eps": (LEAST_EPS, math.inf), "subspace_size": subspace}
+    for name, (least, most) in get(method).limits.items():
+        lowest, highest = found.get(name, (least, most))
+        found[name] = (max(least, lowest), min(most, highest))
+    return found
+
+
 def grid(
-    method: str, task: Task, steps_per_epoch: int, epochs: int, **wider: Sequence[float]
+    method: str,
+    task: Task,
+    steps_per_epoch: int,
+    within: Mapping[str, tuple[float, float]],
+    **wider: Sequence[float],
 ) -> dict[str, list]:
     """The values of each hyper-parameter, in order, delays in steps.
 
@@ -105,7 +134,7 @@ def grid(
         method: its name.
         task: for its delays.
         steps_per_epoch: n // B.
-        epochs: of a run, which leave out the delays that do not fit into it.
+        within: the `limits`, past which values are left out.
         **wider: values that take the place of the registry's.
 
     Returns:
@@ -113,33 +142,17 @@ def grid(
 
     Example:
     >>> from dp2_keras.experiments import tasks
-    >>> grid("DP2RMSprop", tasks.get("synthetic"), 40, epochs=1)["delay"]
+    >>> grid("DP2RMSprop", tasks.get("synthetic"), 40, limits("DP2RMSprop", steps=40))["delay"]
     [4, 10, 20]
     """
     space = {**get(method).space, **wider}
     if space.get("delay") == _TASKS_DELAYS:
-        least, _ = get(method).limits.get("delay", (1, math.inf))
-        space["delay"] = [max(least, round(delay * steps_per_epoch)) for delay in task.delays]
-    steps, found = epochs * steps_per_epoch, {}
+        space["delay"] = [max(within["delay"][0], round(d * steps_per_epoch)) for d in task.delays]
+    found = {}
     for name, values in space.items():
-        found[name] = sorted({value for value in values if fits(method, {name: value}, steps)})
+        least, most = within.get(name, (-math.inf, math.inf))
+        found[name] = sorted({value for value in values if least <= value <= most})
     return found
-
-
-def fits(method: str, hyper: Mapping[str, Any], steps: int) -> bool:
-    """Whether values are within the method's limits, and a delay ends within a run.
-
-    With a longer delay DP2 is DP-SGD.
-
-    Example:
-    >>> fits("DP2RMSprop", {"delay": 400}, 800), fits("DP2RMSprop", {"delay": 800}, 800)
-    (True, False)
-    >>> fits("DP2NoiseFloor", {"power": 2.0}, 800)
-    False
-    """
-    limits = get(method).limits.items()
-    within = all(least <= hyper.get(name, least) <= most for name, (least, most) in limits)
-    return within and hyper.get("delay", 0) < steps
 
 
 def _private(name, **from_setting):
@@ -217,6 +230,5 @@ METHODS = {
         _private("DPAdagradPublicSubspace"),
         {"learning_rate": SGD_RATES, "l2_norm_clip": CLIPS, "eps": EPS, "subspace_size": (5, 10, 20, 40)},
         public_fraction=PUBLIC_FRACTION,
-        limits={"subspace_size": (1, 64)},  # As many public rows as a step draws.
     ),
 }

@@ -136,7 +136,7 @@ def _searched(cases: list[Case], store: Store, options: Options) -> dict[tuple, 
     first = {}
     for case in filter(_has_a_choice, cases):
         first.setdefault(_problem_of(case), case)
-    searches = [Search(case, _grid(case, options), options) for case in first.values()]
+    searches = [_search(case, options) for case in first.values()]
     fresh = [run for one in searches for run in one.runs]
     while fresh:
         _execute(fresh, store, options)
@@ -150,24 +150,23 @@ class Search:
     Args:
         case: what is searched for.
         grid: values by name.
+        limits: (least, most) by name; see `methods.limits`.
         options: how many runs there may be.
     """
 
-    def __init__(self, case: Case, grid: dict[str, list], options: Options):
-        self._case, self._grid, self._tried = case, grid, grid
-        self._steps = case.epochs * _steps_per_epoch(case, options)
+    def __init__(self, case: Case, grid: dict[str, list], limits: search.Limits, options: Options):
+        self._case, self._grid, self._limits = case, grid, limits
         self._lengths = search.lengths(case.epochs) if options.halving else [case.epochs]
         self.runs = self._runs_of(search.candidates(grid, options.search))
-        self._dropped, self._around, self._past = 0, options.refine, options.refine and search.PAST_ENDS
+        self._dropped = 0
+        self._left_around, self._left_outwards = options.refine, search.PAST_ENDS if options.refine else 0
 
     def choice(self, store: Store) -> Choice | None:
         """The winner so far."""
-        rows = self._rows(store)
-        choice = search.choose(rows, self._problem, len(self.runs))
+        choice = search.choose(self._rows(store), self._problem, len(self.runs))
         if choice is None:
             return None
-        self._tried = search.widened(self._tried, [row["hyper"] for row in rows])
-        runs, edges = len(self.runs) + self._dropped, tuple(self._past_ends(choice.hyper))
+        runs, edges = len(self.runs) + self._dropped, tuple(self._outwards(choice.hyper, store))
         return dataclasses.replace(choice, runs=runs, dropped=self._dropped, edges=edges)
 
     def next_runs(self, store: Store) -> list[Run]:
@@ -183,27 +182,34 @@ class Search:
         return self.runs
 
     def _refined(self, store):
-        """The winner's neighbours while runs around it are left; then those past an end that it stands at."""
+        """The winner's neighbours while runs around it are left; then those further out than an end."""
         choice = self.choice(store)
         if choice is None:
             return []
-        around = self._fresh(search.neighbours(choice.hyper, self._tried))[: self._around]
-        past = [] if around else list(self._past_ends(choice.hyper).values())[: self._past]
-        self._around, self._past = self._around - len(around), self._past - len(past)
+        near = search.neighbours(choice.hyper, self._tried(store), self._limits)
+        around = self._fresh(near)[: self._left_around]
+        past = [] if around else list(self._outwards(choice.hyper, store).values())[: self._left_outwards]
+        self._left_around, self._left_outwards = (
+            self._left_around - len(around),
+            self._left_outwards - len(past),
+        )
         fresh = self._runs_of(around + past)
         self.runs = self.runs + fresh
         return fresh
 
-    def _past_ends(self, hyper):
-        """By hyper-parameter the point further out, where it is possible and has not run."""
-        found = search.past_ends(hyper, self._grid, self._tried)
+    def _outwards(self, hyper, store):
+        """By hyper-parameter the point further out than an end that it stands at, if that has not run."""
+        found = search.outwards(hyper, self._grid, self._tried(store), self._limits)
         return {name: point for name, point in found.items() if self._fresh([point])}
 
+    def _tried(self, store):
+        """The lists, with all values that have been tried."""
+        return search.widened(self._grid, [row["hyper"] for row in self._rows(store)])
+
     def _fresh(self, points):
-        """Those that are possible and have not run; what failed is not run again."""
+        """Those that have not run; what failed is not run again."""
         done = {run.key for run in self.runs}
-        possible = [point for point in points if methods.fits(self._case.method, point, self._steps)]
-        return [point for point, run in zip(possible, self._runs_of(possible)) if run.key not in done]
+        return [point for point, run in zip(points, self._runs_of(points)) if run.key not in done]
 
     def _rows(self, store):
         return store.of([run.key for run in self.runs])
@@ -217,13 +223,14 @@ class Search:
         return [_run(case, point, search.SEED) for point in points]
 
 
-def _steps_per_epoch(case, options):
-    return tasks.load(case.task, options.data).size // case.batch_size
-
-
-def _grid(case, options):
-    steps = _steps_per_epoch(case, options)
-    return methods.grid(case.method, tasks.get(case.task), steps, case.epochs, **case.space)
+def _search(case, options):
+    """Over the method's grid, within its limits."""
+    data, fraction = tasks.load(case.task, options.data), methods.get(case.method).public_fraction
+    public_rows = data.public_rows(fraction)
+    steps_per_epoch = (data.size - public_rows) // case.batch_size
+    limits = methods.limits(case.method, case.epochs * steps_per_epoch, public_rows)
+    grid = methods.grid(case.method, tasks.get(case.task), steps_per_epoch, limits, **case.space)
+    return Search(case, grid, limits, options)
 
 
 def _runs(case, chosen, configuration, options):

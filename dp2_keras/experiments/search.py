@@ -7,11 +7,13 @@
     refinement = the winner's neighbours, one step along each axis, past the ends of a list too; again from a
                  better one, while R runs last; then, while the winner stands at an end of its list or past
                  it, the next value outwards alone, with 8 runs at most
+    next       = past an end of a list by its last ratio, but no further than a limit, such as the run's
+                 steps for a delay
 
 as in the paper, which selects on training metrics too. Every candidate looks at the private data: EPSILON
-OF THE WINNER DOES NOT COVER THE SEARCH. A winner is on an edge, and flagged, where a value further out is
-possible and was not tried beside it. The search has a seed of its own, so that the seeds that are reported
-had no part in the choice.
+OF THE WINNER DOES NOT COVER THE SEARCH. A winner is on an edge, and flagged, where it stands at an end of a
+list or past it, not at a limit, and the next value outwards was not run. The search has a seed of its own,
+so that the seeds that are reported had no part in the choice.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from dp2_keras.experiments.problems import Problem
 SEED = 1_000
 PAST_ENDS = 8
 
+Limits = Mapping[str, tuple[float, float]]
+_NO_LIMITS = (-math.inf, math.inf)
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -38,7 +43,7 @@ class Choice:
         runs: how many candidates there were.
         failed: how many of them failed or ended in NaN.
         train: the winner's training metric.
-        edges: the hyper-parameters of which a value further out was not tried.
+        edges: the hyper-parameters that stand at an end, of which the next value outwards was not run.
         dropped: how many of the candidates did not run to the end.
     """
 
@@ -82,25 +87,35 @@ def _point(grid, number):
     return point
 
 
-def neighbours(hyper: Mapping[str, Any], grid: Mapping[str, Sequence]) -> list[dict[str, Any]]:
+def neighbours(
+    hyper: Mapping[str, Any], grid: Mapping[str, Sequence], limits: Limits
+) -> list[dict[str, Any]]:
     """The points one step from a point along each axis; past its end, a list goes on by its last ratio.
 
+    Args:
+        hyper: the point.
+        grid: the lists.
+        limits: (least, most) by name, for those that have them.
+
     Example:
-    >>> neighbours({"eps": 0.1, "delay": 4}, {"eps": [0.001, 0.01, 0.1], "delay": [4]})
+    >>> neighbours({"eps": 0.1, "delay": 4}, {"eps": [0.001, 0.01, 0.1], "delay": [4]}, limits={})
     [{'eps': 0.01, 'delay': 4}, {'eps': 1.0, 'delay': 4}]
     """
-    axes = sorted(grid.items())
-    return [{**hyper, name: near} for name, values in axes for near in _beside(hyper[name], values)]
+    return [
+        {**hyper, name: near}
+        for name, values in sorted(grid.items())
+        for near in _beside(hyper[name], values, *limits.get(name, _NO_LIMITS))
+    ]
 
 
-def _beside(value, values):
+def _beside(value, values, least, most):
     values = sorted(values)
     if len(values) < 2:
         return []
     index = values.index(value)
     below = values[index - 1] if index else _rounded(values[0] ** 2 / values[1], values)
     above = values[index + 1] if value < values[-1] else _rounded(values[-1] ** 2 / values[-2], values)
-    return [near for near in (below, above) if near != value]
+    return [near for near in (max(below, least), min(above, most)) if near != value]
 
 
 def _rounded(number, values):
@@ -110,8 +125,8 @@ def _rounded(number, values):
     return float(f"{number:.3g}")
 
 
-def past_ends(
-    hyper: Mapping[str, Any], grid: Mapping[str, Sequence], tried: Mapping[str, Sequence]
+def outwards(
+    hyper: Mapping[str, Any], grid: Mapping[str, Sequence], tried: Mapping[str, Sequence], limits: Limits
 ) -> dict[str, dict[str, Any]]:
     """The neighbours that are further out than a value which stands at an end of its list or past it.
 
@@ -119,21 +134,22 @@ def past_ends(
         hyper: the point.
         grid: the lists.
         tried: the lists, with all values that have been tried.
+        limits: as for `neighbours`.
 
     Returns:
         Points by the name of the hyper-parameter that is further out.
 
     Example:
     >>> grid = {"eps": [0.01, 0.1], "rate": [1, 2, 3]}
-    >>> past_ends({"eps": 0.1, "rate": 2}, grid, tried=grid)
+    >>> outwards({"eps": 0.1, "rate": 2}, grid, tried=grid, limits={})
     {'eps': {'eps': 1.0, 'rate': 2}}
     """
     found = {}
-    for point in neighbours(hyper, tried):
-        (name,) = [name for name in grid if point[name] != hyper[name]]
-        near, value, values = point[name], hyper[name], grid[name]
-        if near > value >= max(values) or near < value <= min(values):
-            found[name] = point
+    for name, values in sorted(grid.items()):
+        value = hyper[name]
+        for near in _beside(value, tried[name], *limits.get(name, _NO_LIMITS)):
+            if near > value >= max(values) or near < value <= min(values):
+                found[name] = {**hyper, name: near}
     return found
 
 

@@ -34,9 +34,13 @@ class Data:
         """The number of training examples."""
         return len(self.train[1])
 
+    def public_rows(self, fraction: float) -> int:
+        """How many examples that share of the training examples is."""
+        return round(fraction * self.size)
+
     def split(self, public_fraction: float) -> tuple[Data, tuple | None]:
         """Takes the first training examples out, as public ones; None for a fraction of 0."""
-        count = round(public_fraction * self.size)
+        count = self.public_rows(public_fraction)
         if not count:
             return self, None
         return Data(_rows(self.train, count, None), self.test), _rows(self.train, 0, count)
