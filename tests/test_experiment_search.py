@@ -74,6 +74,11 @@ def test_values_of_a_configuration_are_within_the_limits_too():
     assert grid_of("DP2NoiseFloor", "imdb", 12, 1, power=[0, 1, 2])["power"] == [0, 1]
 
 
+def test_a_list_with_no_value_within_the_limits_is_refused():
+    with pytest.raises(ValueError, match=r"`delay` must be between 1 and 11 .* Received: delay=\[50\]"):
+        grid_of("DP2RMSprop", "imdb", 12, 1, delay=[50])
+
+
 def test_neighbours_differ_in_one_value_and_go_past_the_ends():
     grid = {"rate": [0.1, 0.3, 1], "delay": [1, 4], "clip": [0.05, 2, 5]}
     points = search.neighbours({"rate": 1, "delay": 1, "clip": 5}, grid, limits={})
@@ -89,6 +94,11 @@ def test_neighbours_go_no_further_than_a_limit():
     assert near(8) == near(8, a=(1, 16)) == [4, 16] and near(2) == near(2, a=(1, 16)) == [1, 4]
     assert near(8, a=(1, 11)) == [4, 11] and near(2, a=(1.5, 16)) == [1.5, 4]
     assert near(8, a=(1, 8)) == [4] and near(2, a=(2, 16)) == [4]
+
+
+def test_next_to_0_there_is_nothing_further_out():
+    near = lambda value: search.neighbours({"a": value}, {"a": [0, 1]}, {})  # noqa: E731
+    assert near(1) == [{"a": 0}] and near(0.0) == [{"a": 1}]
 
 
 def test_outwards_is_the_next_value_of_a_hyper_parameter_that_stands_at_an_end():

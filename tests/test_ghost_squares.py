@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_cases import ALL, LABELS
 from scipy import stats
-from test_ghost import VECTORIZABLE, unless_slow
+from test_ghost import VECTORIZABLE, in_blocks_of_one, unless_slow
 from test_public_optimizers import Seen
-from test_sparse import X, as_sparse, build, dense_build
+from test_sparse import X, as_halves, as_sparse, build, dense_build
 from zoo import ROWS, flat
 
 import dp2_keras as dp2
 from dp2_keras import xla
-from dp2_keras.per_example import blocks, contributions, each
+from dp2_keras.per_example import contributions, each
 from dp2_keras.per_example.sparse import SparseOuter
 from dp2_keras.privatizer import ClippingQuery, JointQuery, SquaresQuery
 
@@ -64,8 +64,7 @@ def test_the_sum_is_that_of_the_loop(case, mode):
 def test_gradients_that_do_not_fit_in_memory_are_made_in_blocks(case, monkeypatch):
     build, x = ALL[case]
     whole = squares_of(private(build, x), 1.0)(x, LABELS)[0]
-    monkeypatch.setattr(blocks, "HELD_ELEMENTS", 0)
-    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 3)
+    in_blocks_of_one(monkeypatch)
     assert_close(squares_of(private(build, x), 1.0)(x, LABELS)[0], whole)
 
 
@@ -104,7 +103,7 @@ def powers(shape, least, most):
 @settings(max_examples=60, deadline=None)
 @given(a=powers((2, 3), -30, 30), d=powers((2, 2), -30, 30))
 def test_gradients_are_clipped_before_they_are_squared(kind, a, d):
-    """The square of an input of 1e20 is infinite in float32; that of the clipped gradient is not."""
+    """The square of an entry of 1e20 is infinite in float32; that of the clipped gradient is not."""
     rows = tf.sparse.from_dense(a) if kind is SparseOuter else tf.constant(a)
     part = kind(rows, tf.constant(d), [3, 2])
     factors, kept, _ = SquaresQuery([], None, 10.0).factors(part.squared_norms(None), tf.constant([True] * 2))
@@ -125,6 +124,13 @@ def test_sparse_rows_have_the_squares_of_the_dense_and_a_bad_one_costs_only_itse
     assert_close(answer(as_sparse(bad), LABELS)[0], dense(X[others], LABELS[others])[0])
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_entries_given_twice_are_added_before_they_are_squared(mode):
+    answer = squares_of(private(build, X[:0]), 0.5, mode)
+    for found, expected in zip(answer(as_halves(X), LABELS), answer(as_sparse(X), LABELS)):
+        assert_close(found, expected)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_an_empty_batch_has_no_squares(mode):
     build, x = ALL["transformer"]
@@ -137,12 +143,18 @@ def test_squares_of_scaled_gradients_are_refused():
         SquaresQuery([], lambda: [], 1.0)
 
 
-def test_a_joint_query_has_both_answers_of_one_pass():
-    build, x = ALL["dense"]
-    model = private(build, x)
+@pytest.mark.parametrize("case", ["dense", "dense_over_time"])
+def test_a_joint_query_has_both_answers_of_the_same_gradients(case, monkeypatch):
+    build, x = ALL[case]
+    model, made = private(build, x), []
+    make = contributions.Outer.gradients
+    monkeypatch.setattr(
+        contributions.Outer, "gradients", lambda self, *ad: made.append(id(self)) or make(self, *ad)
+    )
     queries = [kind(model.trainable_variables, None, 0.7) for kind in (SquaresQuery, ClippingQuery)]
     result, _ = model._answer(JointQuery(queries), (tf.constant(x), tf.constant(LABELS), None))
-    clipped = [oracle.clip(g, 0.7) for g in example_gradients("dense")]
+    assert len(made) == len(set(made)) and bool(made) == (case == "dense_over_time")
+    clipped = [oracle.clip(g, 0.7) for g in example_gradients(case)]
     squares, sums = (flat(part.values) for part in result.clipped_sum.parts())
     assert_close(squares, np.sum(np.square(clipped), axis=0))
     assert_close(sums, np.sum(clipped, axis=0))
@@ -179,12 +191,10 @@ def each_gradient(model, x):
     return np.concatenate([np.reshape(g, (ROWS, -1)) for g in found], axis=1)
 
 
-def test_public_gradients_of_sparse_rows_are_those_of_the_dense():
-    sparse, dense = (
-        each_gradient(private(build, X[:0]), as_sparse(X)),
-        each_gradient(private(dense_build, X), X),
-    )
-    np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("rows", [as_sparse, as_halves])
+def test_public_gradients_of_sparse_rows_are_those_of_the_dense(rows):
+    sparse = each_gradient(private(build, X[:0]), rows(X))
+    np.testing.assert_allclose(sparse, each_gradient(private(dense_build, X), X), rtol=1e-5, atol=1e-6)
 
 
 # The optimizer that needs both.

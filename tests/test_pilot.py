@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_cases import ALL, LABELS
 from scipy import stats
-from test_ghost import REPRESENTATIVE, VECTORIZABLE, unless_slow
+from test_ghost import REPRESENTATIVE, VECTORIZABLE, in_blocks_of_one, unless_slow
 from zoo import ROWS
 
 import dp2_keras as dp2
@@ -58,6 +58,15 @@ def test_the_sum_of_squares_is_that_of_the_loop(case, mode, method):
         squares = (scale(model, phase) * gradients) ** 2
         np.testing.assert_allclose(norms, np.linalg.norm(squares, axis=1), rtol=2e-5)
         assert_close(values, expected(squares, 1.0, clip), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("case", ["dense_over_time", "conv1d", "used_twice"])
+def test_squares_of_gradients_that_do_not_fit_in_memory_are_made_in_blocks(case, monkeypatch):
+    build, x = ALL[case]
+    sums = lambda: answer_function(private(build, x, "ghost"), squared=True)("adaptive", x, LABELS)[0]  # noqa: E731
+    whole = sums()
+    in_blocks_of_one(monkeypatch)
+    assert_close(sums(), whole, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("phase", PHASES)

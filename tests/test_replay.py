@@ -107,8 +107,6 @@ def cases():
     for name in OPTIMIZERS:
         for how in METHODS:
             for steps in (0, 2, 3):
-                if name == "DPAdagradPublicSubspace" and how["method"] == "ghost":
-                    continue  # Which it refuses.
                 is_quick = steps == 3 and (how == METHODS[0] or "Subspace" in name or name == "DP2RMSprop")
                 marks = () if is_quick else pytest.mark.slow
                 identity = f"{name}-{'-'.join(map(str, how.values()))}-{steps}"

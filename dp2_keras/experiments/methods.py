@@ -140,6 +140,9 @@ def grid(
     Returns:
         Lists by name, without twins.
 
+    Raises:
+        ValueError: if nothing is left of a list.
+
     Example:
     >>> from dp2_keras.experiments import tasks
     >>> grid("DP2RMSprop", tasks.get("synthetic"), 40, limits("DP2RMSprop", steps=40))["delay"]
@@ -152,6 +155,8 @@ def grid(
     for name, values in space.items():
         least, most = within.get(name, (-math.inf, math.inf))
         found[name] = sorted({value for value in values if least <= value <= most})
+        if not found[name]:
+            _checks.fail(f"between {least} and {most} in a run of this length", **{name: list(values)})
     return found
 
 

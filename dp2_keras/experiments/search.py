@@ -4,9 +4,9 @@
     winner     = the candidate with the best training metric at the end of its run
     halving    = all candidates run a quarter of the epochs, the best third of them half, the best third of
                  those all: a quarter is a run of its own, with the noise of a step as in the whole
-    refinement = the winner's neighbours, one step along each axis, past the ends of a list too; again from a
-                 better one, while R runs last; then, while the winner stands at an end of its list or past
-                 it, the next value outwards alone, with 8 runs at most
+    refinement = the winner's neighbours, one step along each axis, past the ends of a list too, by name and
+                 the lower first; again from a better one, while R runs last; then, while the winner stands
+                 at an end of its list or past it, the next value outwards alone, with 8 runs at most
     next       = past an end of a list by its last ratio, but no further than a limit, such as the run's
                  steps for a delay
 
@@ -113,13 +113,16 @@ def _beside(value, values, least, most):
     if len(values) < 2:
         return []
     index = values.index(value)
-    below = values[index - 1] if index else _rounded(values[0] ** 2 / values[1], values)
-    above = values[index + 1] if value < values[-1] else _rounded(values[-1] ** 2 / values[-2], values)
+    below = values[index - 1] if index else _past(values[1], values[0], values)
+    above = values[index + 1] if value < values[-1] else _past(values[-2], values[-1], values)
     return [near for near in (max(below, least), min(above, most)) if near != value]
 
 
-def _rounded(number, values):
-    """A list of whole numbers is one of counts, and goes on in them; a count is 1 at least."""
+def _past(before, end, values):
+    """The value after an end, if there is one. Whole numbers are counts, from 1; 0 has no ratio to others."""
+    if not (before and end):
+        return end
+    number = end * end / before
     if all(isinstance(value, int) for value in values):
         return max(1, round(number))
     return float(f"{number:.3g}")

@@ -1,4 +1,4 @@
-"""Clipped sums of per-example gradients: how they are computed, never what they are."""
+"""Per-example gradients, clipped and summed, or of public data: how they are made, never what they are."""
 
 from dp2_keras.per_example import each
 from dp2_keras.per_example.chunks import PerExampleResult, batch_size, clipped_sum

@@ -9,7 +9,8 @@ A `Contribution` answers questions about the g_i of a batch, the first under a s
 
     squared_norms(S)[i]     = ||S * g_i||^2
     weighted_sum(f, kept)   = sum over kept i of f_i g_i
-    sum_of_squares(f, kept) = sum over kept i of (f_i g_i)^2, element by element
+    sum_of_squares(f, kept) = sum over kept i of (f_i g_i)^2, element by element: squares of what is clipped
+    squared()               = the contribution with g_i^2 in place of g_i: squares that are to be clipped
     each()[i]               = g_i, for public examples
 
 The scale stands inside the norm, where it is part of the sensitivity: with inputs a
@@ -17,8 +18,7 @@ and output gradients d of a dense layer,
 
     ||S * (a d^T)||^2 = (a^2)^T S^2 d^2,       and ||a||^2 ||d||^2 where S = 1
 
-and gives the contribution of which the g_i^2, element by element, are the gradients: for a dense layer
-those of a^2 and d^2, so that squares need no gradient to be made either.
+and g_i^2 is a^2 (d^2)^T, so that squares need no gradient to be made either.
 
 Examples that are not kept are left out by selection before they meet a number. By
 default a gradient is made, block by block; a subclass says where it need not be.
@@ -167,8 +167,8 @@ class Outer(Contribution):
         if self.is_made:
             return super().sum_of_squares(factors, kept)
         a, d = _weighted(self.operands, factors, kept)
-        largest = tf.reduce_max(tf.abs(a), axis=-1, keepdims=True)  # Its square may not be finite,
-        a, d = a / nonzero(largest), largest * d  # but clipped it is, here by the factor in d.
+        largest = tf.reduce_max(tf.abs(a), axis=-1, keepdims=True)  # Of clipped gradients the squares are
+        a, d = a / nonzero(largest), largest * d  # float32, but not those of a, nor of a small factor in d.
         return tf.reshape(tf.matmul(tf.square(a), tf.square(d), transpose_a=True), self.shape)
 
     def squared(self):

@@ -1,9 +1,9 @@
 """The gradients of single examples, all of them kept: for public data alone.
 
-    each_gradient(pass, variables, t)[k][i] = gradient of example i's own loss to variable k
+    g[k][i] = gradient of example i's own loss to variable k
 
 Nothing of it is clipped or summed, so that it may never be of private examples. As for clipped sums there is
-a function for each method.
+a function for each method, of a pass, the variables and the examples.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def ghost(example_pass, query, examples, mask):
         ValueError: if a weight is used outside the layer that owns it.
     """
     parts, outputs = contributions(example_pass, query.variables, examples)
-    values, norms = query.each(lambda one: _answer(one, parts, mask))
+    answers = lambda parts: query.each(lambda one: _answer(one, parts, mask))  # noqa: E731
+    values, norms = _in_memory(answers, parts, mask)
     return values, norms, outputs
 
 
@@ -97,28 +98,28 @@ def _in_compute_dtype(tensor):
     return tf.cast(tensor, privatizer.compute_dtype(tensor.dtype)) if tensor.dtype.is_floating else tensor
 
 
+def _in_memory(answers, parts, mask):
+    """Gradients that have to be made are made once, if all fit in memory, else for each norm and each sum."""
+    elements = sum(part.elements() for part in parts.values() if part.is_made)
+    fits = blocks.row_count(mask) * elements <= blocks.HELD_ELEMENTS
+    held = lambda: answers({n: part.held() for n, part in parts.items()})  # noqa: E731
+    in_blocks = lambda: answers(parts)  # noqa: E731
+    if isinstance(fits, bool) or not elements:
+        return held() if elements and fits else in_blocks()
+    return tf.cond(fits, held, in_blocks)
+
+
 def _answer(query, parts, mask):
     """The clipped sums of the gradients, or of their squares; and the norms."""
 
     def of_squares(scales):
         squares = {n: part.squared() for n, part in parts.items()}
-        return _clip_in_memory(query, squares, scales and list(map(tf.square, scales)), mask)
+        return _clip(query, squares, scales and list(map(tf.square, scales)), mask)
 
     def of_gradients(scales):
-        return _clip_in_memory(query, parts, scales, mask)
+        return _clip(query, parts, scales, mask)
 
     return query.by_square(lambda squared: query.by_scale(of_squares if squared else of_gradients))
-
-
-def _clip_in_memory(query, parts, scales, mask):
-    """The clipped sums: gradients that have to be made are made once if all fit in memory, else twice."""
-    elements = sum(part.elements() for part in parts.values() if part.is_made)
-    fits = blocks.row_count(mask) * elements <= blocks.HELD_ELEMENTS
-    held = lambda: _clip(query, {n: part.held() for n, part in parts.items()}, scales, mask)  # noqa: E731
-    in_blocks = lambda: _clip(query, parts, scales, mask)  # noqa: E731
-    if isinstance(fits, bool) or not elements:
-        return held() if elements and fits else in_blocks()
-    return tf.cond(fits, held, in_blocks)
 
 
 def _clip(query, parts, scales, mask):

@@ -65,7 +65,7 @@ class SparseOuter(Contribution):
         return self._product(tf.square(entries), tf.square(d))
 
     def each(self):
-        rows = tf.reshape(tf.sparse.to_dense(self.rows), [-1, self.shape[0]])
+        rows = tf.reshape(tf.sparse.to_dense(self.rows, validate_indices=False), [-1, self.shape[0]])
         return rows[:, :, None] * self.operands[0][:, None]
 
     def _kept(self, kept):

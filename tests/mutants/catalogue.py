@@ -34,6 +34,7 @@ _PRIVATIZER = "tests/test_privatizer.py"
 _TRAJECTORIES = "tests/test_trajectories.py"
 _GHOST = "tests/test_ghost_bounds.py tests/test_ghost.py"
 _SPARSE = "tests/test_sparse.py"
+_SQUARES = "tests/test_ghost_squares.py"
 _MEAN = "        return [value / self._batch_size for value in replicas.added_up(values)]\n"
 _FINISH = "            self.optimizer.finish_step(result.clipped_sum, regularization)\n"
 
@@ -323,8 +324,8 @@ MUTANTS = [
     Mutant(
         "squares are clipped by the norm of what they are squares of",
         "per_example/ghost.py",
-        "        return _clip_in_memory(query, squares, scales and list(map(tf.square, scales)), mask)\n",
-        "        return _clip_in_memory(query, squares, scales, mask)\n",
+        "        return _clip(query, squares, scales and list(map(tf.square, scales)), mask)\n",
+        "        return _clip(query, squares, scales, mask)\n",
         _PILOT,
     ),
     Mutant(
@@ -333,6 +334,29 @@ MUTANTS = [
         "return super().squared() if self.is_made else Outer(*map(tf.square, self.operands), self.shape)",
         "return Outer(*map(tf.square, self.operands), self.shape)",
         _PILOT,
+    ),
+    Mutant(
+        "gradients are squared before they are clipped",
+        "privatizer.py",
+        "return tf.reduce_sum(tf.square(weighted(factors, gradients, kept)), axis=0)",
+        "return tf.reduce_sum(weighted(factors, tf.square(gradients), kept), axis=0)",
+        _SQUARES,
+    ),
+    Mutant(
+        "of a weight with several uses, the squares are added up in place of the square of their sum",
+        "per_example/contributions.py",
+        "    def elements(self):\n        return sum(part.elements() for part in self.parts)\n",
+        "    def elements(self):\n        return sum(part.elements() for part in self.parts)\n\n"
+        "    def sum_of_squares(self, factors, kept):\n"
+        "        return tf.add_n([part.sum_of_squares(factors, kept) for part in self.parts])\n",
+        _SQUARES,
+    ),
+    Mutant(
+        "entries of a sparse row that are given twice are squared apart",
+        "per_example/sparse.py",
+        "self.rows = _distinct(a)",
+        "self.rows = a",
+        _SQUARES,
     ),
     Mutant(
         "the pilot moves weights by squares",
