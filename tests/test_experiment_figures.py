@@ -69,6 +69,15 @@ def test_settings_of_one_task_and_size_share_a_panel_and_differ_in_style():
     assert len(panels("curves", settings[0], {**settings[1], "epochs": 7})) == 2
 
 
+@pytest.mark.parametrize("method", ["DPAdam", "DPAdagradPublicSubspace, two releases a step"])
+def test_a_legend_is_no_wider_than_its_panel(method):
+    results = [result(method=f"{method}, {number}", curve=CURVE) for number in range(5)]
+    drawn = figure("curves", {"results": results})
+    drawn.draw_without_rendering()
+    (axes,) = (axes for axes in drawn.axes if axes.axison)
+    assert axes.get_legend().get_window_extent().width < plots._PANEL[0] * drawn.dpi
+
+
 def test_a_trade_off_has_all_sizes_of_a_task_in_one_panel():
     settings = [
         {"label": label, "epochs": epochs, "results": [result(epsilon=e) for e in (3.0, 1.0)]}

@@ -21,6 +21,7 @@ from dp2_keras.experiments.search import SEED
 from dp2_keras.experiments.summary import most_runs, seeds
 
 _PANEL, _COLUMNS = (5.4, 4.9), 3
+_LONG_NAME = 45  # Two of them side by side are wider than a panel.
 _STYLES, _TRAIN_STYLES = ("-", "--", "-."), (":", (0, (1, 4)), (0, (1, 7)))
 _NAMES = {"DP2NoiseFloorRecipe": "DP2NoiseFloor (recipe)"}
 _METRICS = {"accuracy": "accuracy", "MSE": "MSE (stars²)"}
@@ -48,10 +49,17 @@ def figure_of(summary: dict[str, Any]) -> Figure:
             PLOTS[summary["plot"]](axes, {**panel, "colours": colours})
         axes.set_title(_title(panel, summary["plot"]), fontsize=9)
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:  # Below: inside, it hides what it is about.
-            axes.legend(fontsize=7, ncol=2, handlelength=4, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+        _legend(axes)
     figure.suptitle(f"{summary['title']}\n{_caption(summary)}", fontsize=10)
     return figure
+
+
+def _legend(axes):
+    """Below: inside, it hides what it is about. Long names are below each other."""
+    _, names = axes.get_legend_handles_labels()
+    if names:
+        columns = 2 if max(map(len, names)) <= _LONG_NAME else 1
+        axes.legend(fontsize=7, ncol=columns, handlelength=4, loc="upper center", bbox_to_anchor=(0.5, -0.13))
 
 
 def _panels(count):
