@@ -69,9 +69,10 @@ def test_settings_of_one_task_and_size_share_a_panel_and_differ_in_style():
     assert len(panels("curves", settings[0], {**settings[1], "epochs": 7})) == 2
 
 
-@pytest.mark.parametrize("method", ["DPAdam", "DPAdagradPublicSubspace, two releases a step"])
-def test_a_legend_is_no_wider_than_its_panel(method):
-    results = [result(method=f"{method}, {number}", curve=CURVE) for number in range(5)]
+@pytest.mark.parametrize("length", [6, plots._LONG_NAME, plots._LONG_NAME + 1, 60])
+def test_a_legend_is_no_wider_than_its_panel(length):
+    name = ("DPAdagradPublicSubspace, two releases a step, " * 2)[: length - 1]
+    results = [result(method=f"{name}{number}", curve=CURVE) for number in range(5)]
     drawn = figure("curves", {"results": results})
     drawn.draw_without_rendering()
     (axes,) = (axes for axes in drawn.axes if axes.axison)

@@ -1,6 +1,7 @@
 """The ghost path gives the clipped sum of a loop over single examples, in both phases; see `ghosts.py`."""
 
 import time
+import types
 
 import hypothesis
 import hypothesis.strategies as st
@@ -27,6 +28,7 @@ from zoo import ROWS, flat, normal
 
 import dp2_keras as dp2
 from dp2_keras.per_example import blocks
+from dp2_keras.per_example.ghost import _in_memory
 
 # Every layer kind.
 
@@ -91,6 +93,19 @@ def test_the_plan_says_how_each_layer_is_done(case):
 def in_blocks_of_one(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(blocks, "HELD_ELEMENTS", 0)
+
+
+@pytest.mark.parametrize("elements, fit", [(1 << 22, True), ((1 << 22) + 1, False), (1 << 30, False)])
+@pytest.mark.parametrize("rows", [4, None])
+def test_gradients_are_held_in_memory_where_they_fit(elements, fit, rows):
+    part = types.SimpleNamespace(is_made=True, elements=lambda: elements, held=lambda: "held")
+    answers = lambda parts: tf.constant(parts[0] == "held")  # noqa: E731
+
+    @tf.function(input_signature=[tf.TensorSpec([rows], tf.bool)])
+    def is_held(mask):
+        return _in_memory(answers, {0: part}, mask)
+
+    assert is_held(tf.ones([4], tf.bool)).numpy() == fit
 
 
 @pytest.mark.parametrize("case", ["dense", "embedding", "conv2d_same_strided", "used_twice", "prelu"])

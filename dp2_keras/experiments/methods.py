@@ -141,7 +141,7 @@ def grid(
         Lists by name, without twins.
 
     Raises:
-        ValueError: if nothing is left of a list.
+        ValueError: if nothing is left of a list, before anything has run.
 
     Example:
     >>> from dp2_keras.experiments import tasks
@@ -156,7 +156,8 @@ def grid(
         least, most = within.get(name, (-math.inf, math.inf))
         found[name] = sorted({value for value in values if least <= value <= most})
         if not found[name]:
-            _checks.fail(f"between {least} and {most} in a run of this length", **{name: list(values)})
+            rule = f"between {least} and {most} somewhere, in this run of {method}"
+            _checks.fail(rule, **{name: list(values)})
     return found
 
 

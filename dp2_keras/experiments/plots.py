@@ -21,7 +21,7 @@ from dp2_keras.experiments.search import SEED
 from dp2_keras.experiments.summary import most_runs, seeds
 
 _PANEL, _COLUMNS = (5.4, 4.9), 3
-_LONG_NAME = 45  # Two of them side by side are wider than a panel.
+_LONG_NAME = 36  # Two of them side by side are wider than a panel.
 _STYLES, _TRAIN_STYLES = ("-", "--", "-."), (":", (0, (1, 4)), (0, (1, 7)))
 _NAMES = {"DP2NoiseFloorRecipe": "DP2NoiseFloor (recipe)"}
 _METRICS = {"accuracy": "accuracy", "MSE": "MSE (stars²)"}

@@ -21,7 +21,7 @@ split, at the end of a run; they are exact figures of the data, not covered by e
 cover a search for hyper-parameters**, ours or the paper's. Seeds make runs repeatable, and so void the
 guarantee of these very runs: epsilon is what the same run costs with secret noise. It is the RDP bound for
 Poisson sampling, one example added or removed. *Edge*: the best value of these hyper-parameters stands at an
-end of its list, or past it, and the next one outwards was not run.
+end of its list, or past it, and the next one outwards is possible, but was not run.
 """
 
 

@@ -8,7 +8,7 @@
                  the lower first; again from a better one, while R runs last; then, while the winner stands
                  at an end of its list or past it, the next value outwards alone, with 8 runs at most
     next       = past an end of a list by its last ratio, but no further than a limit, such as the run's
-                 steps for a delay
+                 steps for a delay; there is none past a limit, a count of 1 or next to a 0
 
 as in the paper, which selects on training metrics too. Every candidate looks at the private data: EPSILON
 OF THE WINNER DOES NOT COVER THE SEARCH. A winner is on an edge, and flagged, where it stands at an end of a
@@ -119,7 +119,7 @@ def _beside(value, values, least, most):
 
 
 def _past(before, end, values):
-    """The value after an end, if there is one. Whole numbers are counts, from 1; 0 has no ratio to others."""
+    """The value after an end; the end itself if there is none: a count is 1 at least, and 0 has no ratio."""
     if not (before and end):
         return end
     number = end * end / before

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 BLOCK_ELEMENTS = 1 << 22  # 16 MB of float32.
-HELD_ELEMENTS = 1 << 24  # 64 MB, for a small network whose whole batch needs no blocks.
+HELD_ELEMENTS = 1 << 24  # 64 MB, and what is made of them: a small network needs no blocks for a batch.
 
 
 def map_blocks(function: Callable, tensors: Sequence[tf.Tensor], elements: int) -> tf.Tensor:

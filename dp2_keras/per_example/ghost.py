@@ -101,7 +101,8 @@ def _in_compute_dtype(tensor):
 def _in_memory(answers, parts, mask):
     """Gradients that have to be made are made once, if all fit in memory, else for each norm and each sum."""
     elements = sum(part.elements() for part in parts.values() if part.is_made)
-    fits = blocks.row_count(mask) * elements <= blocks.HELD_ELEMENTS
+    most = blocks.HELD_ELEMENTS // max(elements, 1)  # Of rows: the number of all elements may be no int32.
+    fits = blocks.row_count(mask) <= most
     held = lambda: answers({n: part.held() for n, part in parts.items()})  # noqa: E731
     in_blocks = lambda: answers(parts)  # noqa: E731
     if isinstance(fits, bool) or not elements:

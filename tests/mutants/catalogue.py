@@ -352,7 +352,7 @@ MUTANTS = [
         _SQUARES,
     ),
     Mutant(
-        "entries of a sparse row that are given twice are squared apart",
+        "entries of a sparse row that are given twice are taken as two",
         "per_example/sparse.py",
         "self.rows = _distinct(a)",
         "self.rows = a",
